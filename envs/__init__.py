@@ -18,10 +18,12 @@ method: what an observation looks like, uint8 (height, width, 3). Films name its
 them.
 """
 
+import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -91,6 +93,21 @@ def vectors_of(name: str, options: str = "") -> partial:
             raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
         values[key.strip()] = yaml.safe_load(value)
     return partial(control_env(name), **values)
+
+
+def write_logs_of(asked: Mapping[str, Any], path: Path) -> None:
+    """Logs of small talk, or of a `world`, whose class has write_logs(path, dialogs=..., seed=...), or whose
+    module has write_logs(world, path, dialogs, seed). `asked`: dialogs, seed and world."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    world = asked.get("world")
+    if not world:
+        importlib.import_module("envs.small_talk").write_logs(path, **asked)
+        return
+    made, dialogs, seed = text_env(world), asked["dialogs"], asked["seed"]
+    if hasattr(made, "write_logs"):
+        made.write_logs(path, dialogs=dialogs, seed=seed)
+        return
+    importlib.import_module(world.partition(":")[0]).write_logs(made, path, dialogs, seed)
 
 
 def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:

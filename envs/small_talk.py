@@ -46,19 +46,11 @@ def write_logs(path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:
     `meta.seed` with the logged replies reproduces a dialog in `SmallTalk`. Returns counts and the mean
     return.
     """
-    from rl_dialog.data.schema import (
-        Dialog,
-        write_jsonl,
-    )  # here, because it brings pyarrow along, which the world does not need
+    # here, because it brings pyarrow along, which the world does not need
+    from rl_dialog.data.schema import Dialog, write_jsonl
 
-    total: dict[str, Any] = {
-        "path": str(path),
-        "seed": seed,
-        "dialogs": 0,
-        "replies": 0,
-        "votes": 0,
-        "mean_return": 0.0,
-    }
+    counts = dict.fromkeys(("dialogs", "replies", "votes"), 0)
+    total: dict[str, Any] = {"path": str(path), "seed": seed, **counts, "mean_return": 0.0}
 
     def logged(index: int) -> Dialog:
         world, rewards, infos = play(MixedPolicy, seed=seed, index=index)
@@ -70,13 +62,10 @@ def write_logs(path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:
         total["replies"] += len(rewards)
         total["votes"] += sum("vote" in info for info in infos)
         total["mean_return"] += sum(rewards) / dialogs
-        meta = {
-            "ratings": {"quality": 1 + infos[-1]["hidden"]["mood"]},
-            "seed": conversation_seed(seed, index),
-        }
-        return Dialog(
-            id=f"small_talk-{seed}-{index:06d}", messages=world.messages, source="small_talk", meta=meta
-        )
+        ratings = {"quality": 1 + infos[-1]["hidden"]["mood"]}
+        meta = {"ratings": ratings, "seed": conversation_seed(seed, index)}
+        about = {"source": "small_talk", "meta": meta}
+        return Dialog(id=f"small_talk-{seed}-{index:06d}", messages=world.messages, **about)
 
     write_jsonl((logged(index) for index in range(dialogs)), path)
     return total

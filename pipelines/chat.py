@@ -16,10 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers.utils import logging as transformers_logging
-
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import method_name
 from rl_dialog.run import OnDevice, Quiet, at_least, require, run
 from rl_dialog.serving.sitting import Chat, obey
@@ -55,8 +54,7 @@ def main(config: ChatConfig) -> dict[str, Any]:
     if len(config.prime) % 2:
         expected = "a reply to every message, an even number of texts"
         raise UserError(f"--prime: expected {expected}, got {len(config.prime)}")
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    load_quietly()
     chat = begin(config)
     if not config.quiet:
         method = method_name(chat.policy.method)

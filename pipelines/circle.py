@@ -14,11 +14,10 @@ no server.
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,9 @@ from rich.console import Console
 from envs.small_talk import optimal_return, write_logs
 from envs.small_talk_users import Crowd, Server, Talk
 from pipelines import ab, stages
-from rl_dialog.cluster import serve
 from rl_dialog.cluster.data import connect
-from rl_dialog.data.store import Store
-from rl_dialog.models.checkpoint import method_name, resolve
+from rl_dialog.cluster.local_serve import served_here
+from rl_dialog.models.checkpoint import method_name
 from rl_dialog.run import Output, at_least, claim_output, run
 
 REWARDED = ("--rewards.vote", "1", "--max_length", "512")  # how all logs of the circle are prepared
@@ -101,10 +99,8 @@ def _clone(config: CircleConfig, out: Path, say: Say) -> None:
     write_logs(out / "logs" / "small_talk.jsonl", dialogs=config.dialogs, seed=config.seed)
     stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, "--vocab_size", "1024")
     say("train", "bc, which clones it")
-    file = stages.CONFIGS / "quickstart_bc.yaml"
-    stages.train_run(
-        stages.train_config_of_file(file, out / "data", out / "bc", config.seed, steps=config.bc_steps)
-    )
+    what = stages.CONFIGS / "quickstart_bc.yaml", out / "data", out / "bc", config.seed
+    stages.train_run(stages.train_config_of_file(*what, steps=config.bc_steps))
 
 
 def _serve_and_learn(
@@ -113,23 +109,23 @@ def _serve_and_learn(
     """Talks with bc, those during the rollout of its successor, and those with either."""
     successor = _successor(config, out)
     name = Path(successor.output_dir).name
-    with serving(url, {"bc": out / "bc"}) as (server, deploy):
+    with served_here(url, {"bc": out / "bc"}, KEY) as (address, key, deploy):
+        server = Server(address, key)
+        crowd_of = partial(Crowd, server, seed=config.seed)
         say("chats", f"{config.chats} users talk to bc at {server.url}, {config.users} at a time")
-        with Crowd(server, range(config.chats), at_once=config.users, seed=config.seed) as crowd:
+        with crowd_of(range(config.chats), at_once=config.users) as crowd:
             first = crowd.finish()
         say("prepare", f"{sum(talk.votes for talk in first)} votes from the store of the running server")
         stages.prepare_logs(url, out / "served", *REWARDED, "--tokenizer", str(out / "data" / "tokenizer"))
         say("train", f"{name} from bc, on these votes")
         stages.train_run(successor)
         say("rollout", f"{name} beside bc, one chat each, while users talk")
-        at_once = max(1, config.users // 4)
-        with Crowd(server, count(config.chats), at_once=at_once, seed=config.seed) as crowd:
+        with crowd_of(count(config.chats), at_once=max(1, config.users // 4)) as crowd:
             deploy({"bc": out / "bc", name: out / name})
         between = crowd.talks
         say("A/B", f"{config.ab_chats} new users get bc or {name}; {len(between)} came during the rollout")
         begin = config.chats + len(between)
-        numbers = range(begin, begin + config.ab_chats)
-        with Crowd(server, numbers, at_once=config.users, seed=config.seed) as crowd:
+        with crowd_of(range(begin, begin + config.ab_chats), at_once=config.users) as crowd:
             return first, between, crowd.finish()
 
 
@@ -138,30 +134,6 @@ def _successor(config: CircleConfig, out: Path) -> Any:
     how = {"start": out / "bc", "steps": config.steps}
     chosen = stages.train_config_of_file(Path(config.train), out / "served", out, config.seed, **how)
     return replace(chosen, output_dir=str(out / method_name(chosen.method)))
-
-
-@contextmanager
-def serving(url: str, models: dict[str, Path]) -> Iterator[tuple[Server, Callable[[dict[str, Path]], None]]]:
-    """A server of these models on Ray Serve, and the function that gives it others while it runs; it ends
-    with the block."""
-    with closing(Store(url)) as store:
-        key = store.keys.add(KEY, requests_per_minute=1_000_000)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def deploy(models: dict[str, Path]) -> None:
-        places = {name: str(Path(resolve(place)).resolve()) for name, place in models.items()}
-        args = {"models": places, "split": dict.fromkeys(models, 1.0), "store": url, "threads": 1}
-        # No CPU of its own: while training runs nobody talks, and a laptop has two.
-        serve.deploy(args | {"replicas": "1", "cpus_per_replica": 0}, host="127.0.0.1", port=port)
-
-    try:
-        deploy(models)
-        yield Server(f"http://127.0.0.1:{port}", key), deploy
-    finally:
-        if serve.running():
-            serve.stop()
 
 
 if __name__ == "__main__":

@@ -18,19 +18,14 @@ folder, and the command ends with status 2.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipelines import stages, tune
 from rl_dialog.cluster.data import connect
-from rl_dialog.data.files import write_text_atomically
-from rl_dialog.errors import UserError
+from rl_dialog.config import typed_command
 from rl_dialog.evaluation.comparison import BASELINE, replace_table
 from rl_dialog.evaluation.comparison_file import (
     Chosen,
@@ -38,11 +33,11 @@ from rl_dialog.evaluation.comparison_file import (
     Settings,
     best_settings,
     read_comparison,
-    search_of,
     with_taken_over,
+    write_search,
 )
-from rl_dialog.evaluation.comparison_run import runs_of, what_failed, write_results
-from rl_dialog.evaluation.experiment import Progress, Run, Say
+from rl_dialog.evaluation.comparison_run import runs_of, write_results
+from rl_dialog.evaluation.experiment import Progress, Run
 from rl_dialog.run import OnCluster, ResumableOutput, claim_output, require, run
 
 
@@ -93,7 +88,9 @@ def main(config: CompareConfig) -> dict[str, Any]:
             stages.make_candidates(task, say)
         stages.train_tasks(tasks, lambda one: one.method != BASELINE, say)
         stages.evaluate_tasks(tasks, say)
-    return _write(config, comparison, tasks, out, say, settings)
+    command = typed_command("compare", config, ("experiments", "output_dir", "tasks", "methods", "seeds"))
+    how = {"command": command, "readme": config.readme, "picture": config.picture, "say": say}
+    return write_results(out, comparison, tasks, settings, **how)
 
 
 def read(config: CompareConfig) -> Comparison:
@@ -121,45 +118,11 @@ def _find_settings(comparison: Comparison, config: CompareConfig, out: Path) -> 
     searched: Settings = {}
     for name, task in comparison.tasks.items():
         if task.search:
-            sweep = out / name / "search.yaml"
-            sweep.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(sweep, yaml.safe_dump(search_of(comparison, name), sort_keys=False))
+            sweep = write_search(comparison, name, out / name)
             where = {"sweep": str(sweep), "output_dir": str(out / name / "search"), "address": config.address}
             done = tune.main(tune.TuneConfig(resume=True, **where, quiet=config.quiet))
-            searched[name] = best_settings(
-                json.loads(Path(done["sweep"]).read_text(encoding="utf-8"))["points"]
-            )
+            searched[name] = best_settings(Path(done["sweep"]))
     return with_taken_over(comparison, searched)
-
-
-def _write(
-    config: CompareConfig,
-    comparison: Comparison,
-    tasks: Sequence[Progress],
-    out: Path,
-    say: Say,
-    settings: Settings,
-) -> dict[str, Any]:
-    """Writes the table, and says what is missing from it. Raises UserError where something is."""
-    files = {"readme": config.readme, "picture": config.picture}
-    paths, table = write_results(out, comparison, tasks, settings, command=_command(config), **files)
-    say("\n" + table)
-    if what := what_failed(tasks):
-        raise UserError(f"{what} failed: {paths['md']} says which and why; --resume tries them again")
-    return {**paths, "skipped": [task.name for task in tasks if task.problem]}
-
-
-def _command(config: CompareConfig) -> str:
-    """What was typed, as far as the table depends on it."""
-    parts = [
-        "python -m pipelines.compare --experiments",
-        config.experiments,
-        "--output_dir",
-        config.output_dir,
-    ]
-    for name in ("tasks", "methods", "seeds"):
-        parts += [f"--{name}", *map(str, getattr(config, name))] if getattr(config, name) else []
-    return " ".join(parts)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transformers.utils import logging as transformers_logging
-
 from envs import text_env
 from rl_dialog.cluster.evaluation import evaluate_in_turn, evaluate_side_by_side
 from rl_dialog.cluster.experiment import still_waiting
@@ -30,6 +28,7 @@ from rl_dialog.evaluation.report import print_overview
 from rl_dialog.evaluation.results import headline, put_together, write_evaluation
 from rl_dialog.evaluation.runs import find_entries
 from rl_dialog.evaluation.summary import RunResult
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.run import OnCluster, Output, at_least, claim_output, progress, require, run
 
 
@@ -50,8 +49,7 @@ class EvaluateConfig(CheckpointConfig, Output, OnCluster):
 def main(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates and writes the report; returns headline figures and paths."""
     began = time.perf_counter()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    load_quietly()
     require(config, checkpoints="run folders or checkpoint directories")
     at_least(config, episodes=1, batch_size=1, replicates=1, num_workers=0, best_of=0)
     if config.side_by_side and config.num_workers:

@@ -17,8 +17,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transformers.utils import logging as transformers_logging
-
 from envs.multiwoz import load_world
 from envs.multiwoz.acts import acts_of
 from envs.multiwoz.lexical import PLACEHOLDER
@@ -27,6 +25,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.labelled import LabelledTurn, labelled_turns
 from rl_dialog.data.readers import Bad, read_logs, write_quarantine
 from rl_dialog.errors import UserError
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.nlu import load_nlu
 from rl_dialog.run import Output, at_least, claim_output, run
 from rl_dialog.training.fitting import fitting_bar
@@ -57,8 +56,7 @@ def main(config: FitNluConfig) -> dict[str, Any]:
     Raises UserError or OSError for what the user can fix.
     """
     _check(config)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    load_quietly()
     sources, bad = _sources(config)
     parts = {name: [turn for turn in turns if is_held_out(turn, config)] for name, turns in sources.items()}
     turns = [turn for each in sources.values() for turn in each if not is_held_out(turn, config)]

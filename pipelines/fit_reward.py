@@ -26,19 +26,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging as transformers_logging
-
 from rl_dialog.data.files import write_json
-from rl_dialog.data.tokenize import LEAST_VOCABULARY, require_hub_name_or_directory
-from rl_dialog.errors import UserError
 from rl_dialog.evaluation.reply_judges import MODEL, HeldOut, headline, judged, likelihoods, table, write_card
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.replies import Preferences
 from rl_dialog.preferences.reply_fitting import Scores, plain_judges, score
 from rl_dialog.preferences.reply_reward import WORDS, ReplyRewardSettings, divisions, fitted, read_labels
 from rl_dialog.rewards.tfidf import TfidfClassifier
-from rl_dialog.run import OnDevice, Output, at_least, claim_output, run
+from rl_dialog.run import OnDevice, Output, claim_output, run
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,8 @@ class FitRewardConfig(ReplyRewardSettings, Output, OnDevice):
 
 def main(config: FitRewardConfig) -> dict[str, Any]:
     """Fits, judges and saves; headline figures. Raises UserError or OSError for what the user can fix."""
-    _check(config)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    config.check()
+    load_quietly()
     began = time.perf_counter()
     labels = read_labels(config)
     parts = list(divisions(labels, config))
@@ -117,32 +113,6 @@ def _write(
         f"{about['parameters']:,} parameters; seed {config.seed}",
     ]
     write_card(out / "README.md", facts, about["held_out"], words=config.model_name_or_path == WORDS)
-
-
-def _check(config: FitRewardConfig) -> None:
-    if sum(map(bool, (config.run, config.logs, config.data))) != 1:
-        raise UserError(
-            "expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data (of "
-            "prepare)"
-        )
-    if config.labels and not config.run:
-        raise UserError("--labels: expected --run, the folder with the replies that the labels are about")
-    if config.data and config.folds:
-        raise UserError("--folds: expected --run or --logs; a prepared directory is judged by its own splits")
-    if config.model_name_or_path not in ("", WORDS):
-        require_hub_name_or_directory(config.model_name_or_path)
-    if config.model_name_or_path == WORDS and config.objective != "ratings":
-        raise UserError(f"--model_name_or_path tfidf: expected --objective ratings, got {config.objective}")
-    if config.split not in ("", "validation", "test"):
-        raise UserError(f"expected --split validation or test, or neither for both, got {config.split!r}")
-    if not 0 <= config.validation < 1 or config.folds < 0 or config.folds == 1:
-        got = f"got {config.validation} and {config.folds}"
-        raise UserError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, {got}")
-    at_least(config, most_per_context=1, hidden_size=1, num_hidden_layers=1, max_length=16)
-    at_least(config, vocab_size=LEAST_VOCABULARY, seed=0)
-    if not config.model_name_or_path and config.hidden_size % 32:
-        expected = "a multiple of 32 (the width of an attention head)"
-        raise UserError(f"expected --hidden_size to be {expected}, got {config.hidden_size}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ a pair that another one has."""
 from __future__ import annotations
 
 import getpass
-import json
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -24,19 +23,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
 from envs import control_env
 from rl_dialog.config import read_yaml
 from rl_dialog.errors import UserError
+from rl_dialog.preferences import labelling
 from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.labelling import label_here, log_url, new_token, page_here, whose_token
+from rl_dialog.preferences.labelling import TokenOptions
 from rl_dialog.run import OnCluster, Quiet, interrupted_once, is_loopback, run, told_to_end
+from rl_dialog.web_server import url_of
 
 
 @dataclass(frozen=True)
-class LabelConfig(Quiet, OnCluster):
+class LabelConfig(TokenOptions, Quiet, OnCluster):
     """Whose labels, of what, and where."""
 
     run: str = ""
@@ -59,13 +58,6 @@ class LabelConfig(Quiet, OnCluster):
     """port of the page"""
     open: bool = False
     """the page asks for no token; for one person at this machine"""
-    new_token: str = ""
-    """make a token of this name, print it with a link to the page (they are shown only now) and return"""
-    scopes: tuple[str, ...] = ("labeller",)
-    """what a new token may do: labeller, operator (the run's page, everybody's statistics), metrics (the
-    run's page), or several of them"""
-    revoke: str = ""
-    """revoke a labeller: their token and all their labels, whose pairs others get; then return"""
     lease: float = 60.0
     """seconds that a pair is kept for somebody after the last sign of life"""
     idle: float = 180.0
@@ -85,17 +77,14 @@ def main(config: LabelConfig) -> dict[str, Any]:
     if config.lease < 1 or config.idle < 1:
         got = f"got {config.lease:g} and {config.idle:g}"
         raise UserError(f"expected at least 1 second as --lease and --idle, {got}")
-    settings = read_yaml(str(folder / "prefer.yaml")) if (folder / "prefer.yaml").is_file() else {}
-    url = log_url(config.labels, folder, settings)
+    stored = folder / "prefer.yaml"
+    settings = read_yaml(str(stored)) if stored.is_file() else {}
+    url = labelling.log_url(config.labels, folder, settings)
     log = LabelLog(url)
     try:
-        if config.new_token:
-            from rl_dialog.web_server import url_of
-
-            page = url_of(config.host, config.port) + ("/labels" if config.backend == "ray" else "")
-            return new_token(log, config.new_token, scopes=config.scopes, page=page)
-        if config.revoke:
-            return {"labeller": config.revoke, "revoked": log.revoke_labeller(config.revoke)}
+        if config.new_token or config.revoke:
+            prefix = "/labels" if config.backend == "ray" else ""
+            return labelling.change_tokens(config, log, page=url_of(config.host, config.port) + prefix)
         draw = drawing(settings)
         return _serve(config, log, url, draw) if config.page else _label(config, log, draw)
     except (KeyError, PermissionError) as error:
@@ -112,30 +101,21 @@ def drawing(settings: dict[str, Any]) -> Draw:
 
 def _label(config: LabelConfig, log: LabelLog, draw: Draw) -> dict[str, Any]:
     token = config.token or os.environ.get("RL_DIALOG_TOKEN", "")
-    labeller = whose_token(log, token) if token else _name(config)
+    labeller = labelling.whose_token(log, token) if token else _name(config)
     with interrupted_once():
-        return label_here(log, config.run, labeller, draw=draw, lease=config.lease, idle=config.idle)
+        patience = {"lease": config.lease, "idle": config.idle}
+        return labelling.label_here(log, config.run, labeller, draw=draw, **patience)
 
 
 def _serve(config: LabelConfig, log: LabelLog, url: str, draw: Draw) -> dict[str, Any]:
-    if config.open and not is_loopback(config.host):
-        others = "who is not at this machine needs a token (--new_token NAME)"
-        raise UserError(f"--open: expected --host 127.0.0.1, got {config.host}: {others}")
-    if not config.open and not any(one["active"] for one in log.labellers().values()):
-        remedy = "make one with --new_token NAME, or serve this machine alone with --open"
-        raise UserError(f"expected somebody with a token: {remedy}")
+    labelling.check_who_comes(log, config.host, is_open=config.open, is_local=is_loopback(config.host))
     options = {name: getattr(config, name) for name in ("title", "lease", "idle")}
-    options |= {"draw": draw, "labeller": _name(config) if config.open else None}
+    options |= {"host": config.host, "port": config.port, "draw": draw}
+    options["labeller"] = _name(config) if config.open else None
     # In this order: Ray has a handler of its own for termination signals.
     with _page(config, log, url, options) as (address, alive), told_to_end() as end:
-        print(
-            json.dumps({"ready": address, "run": f"{address}run", "needs_token": not config.open}), flush=True
-        )
-        say = Console(quiet=config.quiet, stderr=True, highlight=False).print
-        say(f"labels   {address}{'' if config.open else '#token=YOUR_TOKEN'}\nthe run  {address}run")
-        while not end.wait(0.5):
-            if not alive():
-                raise OSError("the page's server ended by itself; what it said before has the reason")
+        labelling.say_where(address, needs_token=not config.open, quiet=config.quiet)
+        labelling.wait_for(end, alive)
     return {"page": address, **log.counts()}
 
 
@@ -143,9 +123,8 @@ def _page(
     config: LabelConfig, log: LabelLog, url: str, options: dict[str, Any]
 ) -> AbstractContextManager[tuple[str, Callable[[], bool]]]:
     """The page here or on Ray Serve: its address, and whether it is still there."""
-    options |= {"host": config.host, "port": config.port}
     if config.backend == "local":
-        return page_here(log, config.run, **options)
+        return labelling.page_here(log, config.run, **options)
     from rl_dialog.cluster.label_page import page_on_ray
 
     return page_on_ray(config.address, url, config.run, **options)

@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging as transformers_logging
-
 from envs import CONTROL, ENVS, PREFIXES, text_env
 from pipelines.play_control import watch_control
 from rl_dialog.cluster.playing import PlaySettings, check_players, play_rounds, rounds_of
@@ -36,6 +34,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.players import PERSON
 from rl_dialog.evaluation.tally import table
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.own import own
 from rl_dialog.run import OnCluster, OnDevice, Output, at_least, claim_output, progress, run
 
@@ -74,8 +73,7 @@ def main(config: PlayConfig) -> dict[str, Any]:
             raise UserError(f"--{name} does not apply to {kind}: leave it out")
     if not in_words:
         return watch_control(config)
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    load_quietly()
     return _play_text(config, text_env(config.env))
 
 

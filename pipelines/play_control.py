@@ -48,20 +48,11 @@ def watch_control(config: PlayConfig) -> dict[str, Any]:
         _say(config, f"checkpoint {checkpoint}\n{shown}")
         out = folder / "play" / checkpoint.name if folder else checkpoint / "play"
         out = claim_output(replace(config, output_dir=config.output_dir or str(out)), "play")
-        more = {
-            "draw": envs.draw,
-            "drawn": config.films,
-            "most_frames": config.film_steps,
-            "quiet": config.quiet,
-        }
-        episodes = play_control(
-            policy, envs, seed=config.seed, greedy=not config.sampled, reward=reward, **more
-        )
-        films = {
-            "films": config.films,
-            "format": _format(config),
-            "fps": config.fps or envs.frames_per_second,
-        }
+        how = {"seed": config.seed, "greedy": not config.sampled, "reward": reward, "quiet": config.quiet}
+        shown = {"draw": envs.draw, "drawn": config.films, "most_frames": config.film_steps}
+        episodes = play_control(policy, envs, **how, **shown)
+        fps = config.fps or envs.frames_per_second
+        films = {"films": config.films, "format": _format(config), "fps": fps}
         names = getattr(envs, "action_names", ())
         write_episodes(out, episodes, **films, names=names, say=lambda text: _say(config, text))
     finally:

@@ -34,30 +34,16 @@ from envs import vectors_of
 from rl_dialog.config import read_yaml, to_dict
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.exchange import take_over
+from rl_dialog.preferences.original_names import OriginalNames, in_our_names
 from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.settings import PreferenceRun, Suited, completed, suited_groups, suited_to
-from rl_dialog.run import (
-    OnCluster,
-    ResumableOutput,
-    at_least,
-    changes,
-    claim_output,
-    is_loopback,
-    require,
-    run,
-)
+from rl_dialog.preferences.settings import Suited, completed, suited_groups, suited_to
+from rl_dialog.run import OnCluster, ResumableOutput, changes, claim_output, is_loopback, require, run
 
 FIXED = ("env", "env_options", "model", "algorithm", "num_envs", "synchronous")  # --resume takes no others
-MODES = {  # what users of the 2018 reproduction type
-    "train_policy_with_preferences": "train",
-    "gather_initial_prefs": "gather",
-    "pretrain_reward_predictor": "pretrain",
-    "train_policy_with_original_rewards": "original-rewards",
-}
 
 
 @dataclass(frozen=True)
-class PreferConfig(PreferenceRun, ResumableOutput, OnCluster):
+class PreferConfig(OriginalNames, ResumableOutput, OnCluster):
     """Who learns, from whose labels."""
 
     output_dir: Annotated[str, tyro.conf.arg(aliases=["--log-dir"])] = ""
@@ -68,61 +54,35 @@ class PreferConfig(PreferenceRun, ResumableOutput, OnCluster):
     """one role after the other in one process, reproducible to the bit; for oracles"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """where metrics go besides metrics.jsonl"""
-    synthetic_prefs: bool = False
-    """the original's name of --labeller oracle"""
-    million_timesteps: float | None = None
-    """the original's way to say --steps"""
-    lr: float | None = None
-    """the original's name of the learning rate"""
-    ent_coef: float | None = None
-    """the original's name of the weight of the policy's entropy"""
-    lr_zero_million_timesteps: float | None = None
-    """the original's way to say lr_zero_steps"""
 
 
 def suited(config: PreferConfig) -> dict[str, Any]:
     """Settings of the policy, the reward and the queries that suit the environment, `load_config`'s."""
-    steps = _given_steps(config)
-    return suited_groups(_suited(config), _suited(config).steps if steps is None else steps)
+    defaults = _suited(config)
+    return suited_groups(defaults, defaults.steps if config.given_steps is None else config.given_steps)
 
 
 def resolved(config: PreferConfig) -> PreferConfig:
     """With numbers that suit the environment where none are given, and the original's names carried over to
     ours."""
-    given = {"learning_rate": config.lr, "entropy_coeff": config.ent_coef}
-    if config.lr_zero_million_timesteps is not None:
-        given["lr_zero_steps"] = int(config.lr_zero_million_timesteps * 1e6)
-    given = {name: value for name, value in given.items() if value is not None}
-    originals = ("lr", "ent_coef", "lr_zero_million_timesteps", "million_timesteps")
-    ours = replace(
-        config,
-        mode=MODES.get(config.mode, config.mode),
-        labeller="oracle" if config.synthetic_prefs else config.labeller,
-        labels=config.labels or f"sqlite:///{Path(config.output_dir) / 'labels.db'}",
-        steps=_given_steps(config),
-        ppo=replace(config.ppo, **given),
-        a2c=replace(config.a2c, **given),
-        synthetic_prefs=False,
-        **dict.fromkeys(originals),
-    )
-    return completed(ours, _suited(config))
+    labels = config.labels or f"sqlite:///{Path(config.output_dir) / 'labels.db'}"
+    return completed(in_our_names(replace(config, labels=labels)), _suited(config))
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
     """Runs the mode; headline figures. Raises UserError or OSError for what cannot be."""
     config = resolved(config)
-    _check(config)
+    require(config, output_dir="the folder of the run")
+    config.check()
+    if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
+        raise UserError("--synchronous waits for every answer: expected --labeller oracle")
+    _make_envs(config)(1).close()  # options that the environment does not have, before anything is written
     out = _begin(config)
     began = time.perf_counter()
     result = _run(config, out)
     seconds = round(time.perf_counter() - began, 1)
-    return {
-        "mode": config.mode,
-        **result,
-        **RunFiles(out).latest(),
-        "seconds": seconds,
-        "output_dir": str(out),
-    }
+    files = {**RunFiles(out).latest(), "seconds": seconds, "output_dir": str(out)}
+    return {"mode": config.mode, **result, **files}
 
 
 def _run(config: PreferConfig, out: Path) -> dict[str, Any]:
@@ -145,31 +105,6 @@ def _make_envs(config: PreferConfig) -> Any:
 
 def _suited(config: PreferConfig) -> Suited:
     return suited_to(config.env, _make_envs(config).keywords.get("observations", ""))
-
-
-def _given_steps(config: PreferConfig) -> int | None:
-    return config.steps if config.million_timesteps is None else int(config.million_timesteps * 1e6)
-
-
-def _check(config: PreferConfig) -> None:
-    require(config, output_dir="the folder of the run")
-    at_least(
-        config,
-        steps=1,
-        budget=1,
-        initial_labels=1,
-        num_envs=1,
-        num_workers=0,
-        first_epochs=1,
-        epochs=1,
-        clips=2,
-    )
-    at_least(config, save_every=1, save_total_limit=1, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
-    if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
-        raise UserError("--synchronous waits for every answer: expected --labeller oracle")
-    if not 0 <= config.averaging < 1:
-        raise UserError(f"expected --averaging of at least 0 and below 1, got {config.averaging}")
-    _make_envs(config)(1).close()  # options that the environment does not have, before anything is written
 
 
 def _begin(config: PreferConfig) -> Path:

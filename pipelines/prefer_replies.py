@@ -22,12 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rl_dialog.config import save_config
-from rl_dialog.data.readers import dialogs_of_logs
-from rl_dialog.data.schema import SPLITS, Dialog
-from rl_dialog.data.shards import read_dialogs
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import candidate_replies
@@ -37,6 +34,7 @@ from rl_dialog.preferences.exchange import write_trl
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.replies import replies_of
 from rl_dialog.preferences.reply_queries import ReplyQuestions, answer_by_reward, ask_about, asked_contexts
+from rl_dialog.preferences.reply_sources import ReplySource
 from rl_dialog.preferences.segments import Reply, Segments
 from rl_dialog.run import Quiet, at_least, require, run
 
@@ -44,26 +42,14 @@ LOG = "labels.db"
 
 
 @dataclass(frozen=True)
-class PreferRepliesConfig(ReplyQuestions, Decoding, Quiet):
-    """Where replies come from, and what is done with the log of labels."""
+class PreferRepliesConfig(ReplySource, ReplyQuestions, Decoding, Quiet):
+    """What is done with the log of labels."""
 
     output_dir: str = ""
     """folder of the replies and their labels; what is there stays"""
     labels: str = ""
     """URL of the label log, such as postgresql://user:password@host/database; by default labels.db in the
     folder"""
-    source: Literal["", "candidates", "logs", "checkpoints"] = ""
-    """what to add. candidates: of --data, a directory of `candidates`, or any with several replies to one
-    context. logs: of --logs. checkpoints: a reply of each of two --checkpoints to the contexts of --data.
-    Without it nothing is added"""
-    data: str = ""
-    """a directory that `prepare` or `candidates` wrote"""
-    logs: tuple[str, ...] = ()
-    """files and folders of any known format: TRL's preferences, rated replies, chats"""
-    checkpoints: tuple[str, ...] = ()
-    """two checkpoints or run folders"""
-    splits: tuple[str, ...] = SPLITS
-    """splits of --data; labels of all but train are for validation"""
     export: str = ""
     """write the preferences so far into this file, as TRL's prompt, chosen, rejected"""
     batch_size: int = 128
@@ -102,49 +88,26 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
 def _replies(config: PreferRepliesConfig) -> Iterator[Reply]:
     if config.source == "checkpoints":
         return _generated(config)
-    return (reply for dialog in _dialogs(config) for _, reply in replies_of(dialog))
-
-
-def _dialogs(config: PreferRepliesConfig) -> Iterator[Dialog]:
-    if config.source == "logs":
-        return dialogs_of_logs(config.logs)
-    return (dialog for split in config.splits for dialog in read_dialogs(config.data, split))
+    return (reply for dialog in config.dialogs() for _, reply in replies_of(dialog))
 
 
 def _generated(config: PreferRepliesConfig) -> Iterator[Reply]:
     """A reply of each checkpoint to each context of the data."""
-    contexts = asked_contexts(_dialogs(config), most=config.contexts, seed=config.seed)
+    contexts = asked_contexts(config.dialogs(), most=config.contexts, seed=config.seed)
     conversations = [asked.dialog.messages[: asked.message] for asked in contexts]
     for number, checkpoint in enumerate(config.checkpoints):
         policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
         drawing = {"count": 1, "seed": stream(config.seed, number), "batch_size": config.batch_size}
         generated = candidate_replies(policy, tokenizer, conversations, Decoding.of(config), **drawing)
         for asked, [reply] in zip(contexts, generated, strict=True):
-            source = {"dialog": asked.dialog.id, "model": checkpoint}
-            source |= {"split": asked.dialog.split} if asked.dialog.split else {}
-            yield Reply(asked.reply.context, reply.text, source)
+            yield asked.answered(reply.text, checkpoint)
 
 
 def _check(config: PreferRepliesConfig) -> None:
     require(config, output_dir="the folder of the replies and their labels")
-    inputs = {"candidates": ("data",), "logs": ("logs",), "checkpoints": ("data", "checkpoints")}.get(
-        config.source, ()
-    )
-    for name in ("data", "logs", "checkpoints"):
-        if name in inputs and not getattr(config, name):
-            raise UserError(f"--source {config.source}: expected --{name}")
-        if name not in inputs and getattr(config, name):
-            used = f"not used with --source {config.source or '(none)'}"
-            raise UserError(f"--{name}: {used}: expected it with another source")
-    if config.source == "checkpoints" and len(config.checkpoints) != 2:
-        raise UserError(f"expected two --checkpoints, got {len(config.checkpoints)}")
-    if not set(config.splits) <= set(SPLITS) or not config.splits:
-        raise UserError(
-            f"expected --splits among {', '.join(SPLITS)}, got {' '.join(config.splits) or 'none'}"
-        )
-    at_least(config, pairs_per_context=1, contexts=0, oracle_labels=0, batch_size=1, seed=0)
-    if not 0 <= config.validation < 1:
-        raise UserError(f"expected --validation of at least 0 and below 1, got {config.validation}")
+    config.check_source()
+    config.check_questions()
+    at_least(config, batch_size=1)
     if config.source == "checkpoints":
         Decoding.of(config).check()
 

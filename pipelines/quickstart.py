@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.config import command_of
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.experiment import train_in_threads
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
@@ -97,35 +97,21 @@ def _train(config: QuickstartConfig, out: Path) -> None:
     are cores."""
     # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in
     # several threads at once.
-    configs = {
-        (method, seed): stages.train_config_of_file(
-            stages.CONFIGS / f"quickstart_{method}.yaml",
-            out / "data",
-            out / f"{method}-seed{seed}",
-            seed,
-            start=out / f"bc-seed{seed}" if method != "bc" else None,
-            steps=config.max_steps,
-        )
-        for method in METHODS
-        for seed in range(config.seeds)
-    }
-
-    def after(start: Future, settings: Any) -> None:
-        start.result()
-        stages.train_run(settings)
-
-    pool = ThreadPoolExecutor(max_workers=max(1, min(os.cpu_count() or 1, 4)))
-    try:  # jobs start in order, so none waits in vain
-        cloned = [pool.submit(stages.train_run, configs["bc", seed]) for seed in range(config.seeds)]
-        improved = [
-            pool.submit(after, cloned[seed], configs[method, seed])
-            for seed in range(config.seeds)
-            for method in METHODS[1:]
+    configs = [
+        [
+            stages.train_config_of_file(
+                stages.CONFIGS / f"quickstart_{method}.yaml",
+                out / "data",
+                out / f"{method}-seed{seed}",
+                seed,
+                start=out / f"bc-seed{seed}" if method != "bc" else None,
+                steps=config.max_steps,
+            )
+            for method in METHODS
         ]
-        for job in as_completed([*cloned, *improved]):
-            job.result()  # the first one that fails ends the quickstart
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # what still runs ends with Ray
+        for seed in range(config.seeds)
+    ]
+    train_in_threads(configs, stages.train_run, most=max(1, min(os.cpu_count() or 1, 4)))
 
 
 def _sample(folder: Path, say: Any) -> None:

@@ -15,15 +15,11 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from rl_dialog.data.store import Store
-from rl_dialog.errors import UserError
-from rl_dialog.run import OnCluster, Quiet, at_least, is_loopback, run, told_to_end
-from rl_dialog.serving.local import new_keys, revoke_key, say_ready, serve_here
+from rl_dialog.run import OnCluster, Quiet, is_loopback, run, told_to_end
+from rl_dialog.serving.local import KeyOptions, change_keys, say_ready, serve_here
 from rl_dialog.serving.settings import (
     ServerOptions,
     ServeSettings,
@@ -35,7 +31,7 @@ from rl_dialog.web_server import url_of
 
 
 @dataclass(frozen=True)
-class ServeConfig(ServerOptions, Quiet, OnCluster):
+class ServeConfig(KeyOptions, ServerOptions, Quiet, OnCluster):
     """What to serve, to whom, and how much at a time."""
 
     models: tuple[str, ...] = ()
@@ -61,59 +57,35 @@ class ServeConfig(ServerOptions, Quiet, OnCluster):
     """end the server that runs on the cluster, once its requests are answered"""
     build: str = ""
     """write a config for `serve deploy` to this file and return"""
-    new_key: str = ""
-    """make an API key of this name, print it with a link to the page (both are shown only now) and return"""
-    number: int = 1
-    """so many keys at once, called NAME-1, NAME-2, ..."""
-    scopes: tuple[str, ...] = ("chat",)
-    """what a new key may do: chat, participant, labeller, operator, metrics, or several of them"""
-    requests_per_minute: int = 60
-    """requests per minute that a new key may send"""
-    revoke_key: str = ""
-    """take this key away and return"""
 
 
 def main(config: ServeConfig) -> dict[str, Any]:
     """Serves until it is told to end (Ctrl-C, a termination signal); returns what was stored."""
-    if config.new_key:
-        at_least(config, number=1)
-        how = {name: getattr(config, name) for name in ("number", "scopes", "requests_per_minute")}
-        return new_keys(config.store, config.new_key, **how, page=url_of(config.host, config.port))
-    if config.revoke_key:
-        return revoke_key(config.store, config.revoke_key)
+    if config.new_key or config.revoke_key:
+        return change_keys(config, config.store, page=url_of(config.host, config.port))
     if config.stop:
-        return _stop(config)
+        from rl_dialog.cluster.serve import stop_at
+
+        stop_at(config.address or None)
+        return {"stopped": True}
     settings = settings_of(config)
     check_settings(settings)
-    args = deployment_args(config, settings)
+    args = settings.changed() | {"replicas": config.num_replicas, "cpus_per_replica": config.cpus_per_replica}
     if config.build:
-        from rl_dialog.cluster.serve import serve_config
+        from rl_dialog.cluster.serve import write_serve_config
 
-        text = yaml.safe_dump(serve_config(args, host=config.host, port=config.port), sort_keys=False)
-        Path(config.build).write_text(text, encoding="utf-8")
+        write_serve_config(config.build, args, host=config.host, port=config.port)
         return {"config": config.build, "deploy": f"serve deploy {config.build}"}
-    return (
-        _serve_locally(config, settings)
-        if config.backend == "local"
-        else _serve_on_ray(config, settings, args)
-    )
+    if config.backend == "local":
+        return _serve_locally(config, settings)
+    return _serve_on_ray(config, settings, args)
 
 
 def settings_of(config: ServeConfig) -> ServeSettings:
     """The settings for the server. Raises UserError for what it cannot be told."""
-    return settings_from(
-        config,
-        models=config.models,
-        split=config.split,
-        store=config.store,
-        public_host="" if is_loopback(config.host) else config.host,
-        shown=config.backend == "ray",
-    )
-
-
-def deployment_args(config: ServeConfig, settings: ServeSettings) -> dict[str, Any]:
-    """What Ray Serve is told: the settings that are not the usual ones, and the replicas."""
-    return settings.changed() | {"replicas": config.num_replicas, "cpus_per_replica": config.cpus_per_replica}
+    named = {name: getattr(config, name) for name in ("models", "split", "store")}
+    public = "" if is_loopback(config.host) else config.host
+    return settings_from(config, **named, public_host=public, shown=config.backend == "ray")
 
 
 def _serve_locally(config: ServeConfig, settings: ServeSettings) -> dict[str, Any]:
@@ -138,19 +110,6 @@ def _serve_on_ray(config: ServeConfig, settings: ServeSettings, args: dict[str, 
             with told_to_end() as end:
                 serve.stop_when(end)
     return _stored(config, Store(settings.store))
-
-
-def _stop(config: ServeConfig) -> dict[str, Any]:
-    from rl_dialog.cluster import serve
-    from rl_dialog.cluster.data import connect
-
-    with connect(config.address or None):
-        if not serve.running():
-            raise UserError(
-                "expected a server on this cluster, there is none; --address names another cluster"
-            )
-        serve.stop()
-    return {"stopped": True}
 
 
 def _say_ready(config: ServeConfig, settings: ServeSettings, cluster: str | None = None) -> None:

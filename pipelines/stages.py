@@ -5,7 +5,6 @@ What compares, sweeps or shows the circle calls them through here, and knows no 
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envs import small_talk, text_env
+from envs import write_logs_of
 from pipelines import candidates, evaluate, prepare, train
 from rl_dialog.cluster.experiment import evaluate_all, train_all
 from rl_dialog.config import changed, load_config
@@ -26,9 +25,8 @@ from rl_dialog.evaluation.experiment import (
     Say,
     Task,
     claim,
-    digest,
-    digest_of_weights,
     logged_folder,
+    make_data_of_candidates,
     timed,
 )
 
@@ -100,7 +98,7 @@ def prepare_task(task: Progress, say: Say) -> None:
 
     def make() -> None:
         if task.task.write_logs:
-            _write_logs(task.task.write_logs, Path(config.logs[0]))
+            write_logs_of(task.task.write_logs, Path(config.logs[0]))
         prepare.main(config)
 
     recipe = {"settings": changed(config), "write_logs": task.task.write_logs}
@@ -110,37 +108,8 @@ def prepare_task(task: Progress, say: Say) -> None:
 
 def make_candidates(task: Progress, say: Say) -> None:
     """Scored replies of the first seed's bc: the data of all other methods."""
-    if task.problem or not task.task.candidates:
-        return
-    first = next(run for run in task.runs if run.method == BASELINE)
-    if task.finished[first.name].error:
-        task.problem = f"{first.name}, which the candidates come from, failed"
-        return
-    config = candidates_config(task.task, task.folder, first.folder)
-    recipe = {
-        "settings": changed(config),
-        "data": digest(task.logged / MANIFEST),
-        "policy": digest_of_weights(first.folder),
-    }
-    if not claim(task.folder / "data", MANIFEST, recipe):
-        make = partial(candidates.main, replace(config, resume=True))
-        timed(task, make, "candidates written and scored", say)
-
-
-def _write_logs(asked: dict[str, Any], path: Path) -> None:
-    """Logs of small talk, or of `world`, whose class has write_logs(path, dialogs=..., seed=...), or whose
-    module has write_logs(world, path, dialogs, seed)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if world := asked.get("world"):
-        made = text_env(world)
-        if hasattr(made, "write_logs"):
-            made.write_logs(path, dialogs=asked["dialogs"], seed=asked["seed"])
-            return
-        importlib.import_module(world.partition(":")[0]).write_logs(
-            made, path, asked["dialogs"], asked["seed"]
-        )
-    else:
-        small_talk.write_logs(path, **asked)
+    config_of = partial(candidates_config, task.task, task.folder)
+    make_data_of_candidates(task, config_of, candidates.main, say)
 
 
 def train_tasks(tasks: Sequence[Progress], chosen: Callable[[Run], bool], say: Say) -> None:

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from envs.multiwoz import Options, Simulator, load_world
+from envs.multiwoz import Simulator, load_world
 from envs.multiwoz.agents import EndToEndAgent, Message, SystemAgent, UserAgent
 from envs.multiwoz.talk import Talk
 from envs.multiwoz.talk_commands import greet, obey
-from pipelines.task_agents import language_model, reader, responder
+from pipelines.task_agents import InWorld, language_model, reader, responder
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, stream
 from rl_dialog.run import Quiet, run
@@ -31,7 +31,7 @@ from rl_dialog.serving.terminal import saved_at_the_end, typed_lines
 
 
 @dataclass(frozen=True)
-class TalkConfig(Quiet):
+class TalkConfig(InWorld, Quiet):
     """Who talks to whom."""
 
     play: Literal["user", "system", "none"] = "user"
@@ -42,16 +42,12 @@ class TalkConfig(Quiet):
     nlu: str = "templates"
     """how both sides read. templates: the templates backwards, which understand no other words; or a folder
     that `fit_nlu` wrote"""
-    world: str = ""
-    """the folder with MultiWOZ's files; by default a generated town"""
     goal: str = ""
     """a JSON file with the user's goal; by default one is drawn"""
     seed: int = 0
     """the same seed and input give the same conversation"""
     save: str = ""
     """append every conversation to this file as one JSON line"""
-    options: Options = Options()
-    """how users, goals, rewards and measures behave"""
     decoding: Decoding = Decoding(do_sample=False, max_new_tokens=96)
     """how a language model's replies are drawn"""
 

@@ -4,25 +4,39 @@ language models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from envs.multiwoz import RulePolicy, Simulator
-from envs.multiwoz.agents import Understand
+from transformers import PreTrainedTokenizerBase
+
+from envs.multiwoz import MultiWOZText, Options, RulePolicy, Simulator
+from envs.multiwoz.agents import Meeting, Reads, Understand
 from envs.multiwoz.matcher import matchers
 from envs.multiwoz.rollout import Respond, one_by_one
+from rl_dialog.data.tokenize import load_tokenizer
+from rl_dialog.evaluation.episodes import play_episodes
+from rl_dialog.evaluation.generation import Decoding, load_for_decoding
+from rl_dialog.evaluation.runs import existing
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, GreedyActs, is_act_policy
+from rl_dialog.models.causal_lm import load_quietly
+from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.nlu import load_nlu
+from rl_dialog.models.policy import Policy
 
-if TYPE_CHECKING:  # what the rule policy and templates do without is imported where it is needed
-    from transformers import PreTrainedTokenizerBase
 
-    from rl_dialog.models.act_policy import ActPolicyConfig
-    from rl_dialog.models.policy import Policy
+@dataclass(frozen=True)
+class InWorld:
+    """Whom the system meets."""
+
+    world: str = ""
+    """the folder with MultiWOZ's files; by default a generated town"""
+    options: Options = Options()
+    """how users, goals, rewards and measures behave"""
 
 
 def shape_of(simulator: Simulator) -> ActPolicyConfig:
     """The policy that fits a world."""
-    from rl_dialog.models.act_policy import ActPolicyConfig
-
     vectors = simulator.vectors
     return ActPolicyConfig(vectors.state_size, vectors.action_size, vocabulary=vectors.vocabulary)
 
@@ -35,9 +49,6 @@ def responder(name: str, simulator: Simulator) -> Respond | None:
     """
     if name == "rule":
         return RulePolicy(simulator.world.database, simulator.options).respond
-    from rl_dialog.models.act_policy import ActPolicy, GreedyActs, is_act_policy
-    from rl_dialog.models.checkpoint import resolve
-
     place = Path(resolve(name))
     if not is_act_policy(place):
         return None
@@ -53,8 +64,6 @@ def reader(name: str, side: str, simulator: Simulator) -> Understand | None:
         return None
     if name == "templates":
         return matchers(simulator.world)[other].understand
-    from rl_dialog.models.nlu import load_nlu
-
     return load_nlu(name).reader(other)
 
 
@@ -63,14 +72,31 @@ def language_model(name: str, *, beta: float | None = None) -> tuple[Policy, Pre
 
     Raises UserError where there is none.
     """
-    from transformers.utils import logging as transformers_logging
-
-    from rl_dialog.data.tokenize import load_tokenizer
-    from rl_dialog.evaluation.generation import load_for_decoding
-    from rl_dialog.evaluation.runs import existing
-    from rl_dialog.models.checkpoint import resolve
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    load_quietly()
     place = resolve(existing(name))
     return load_for_decoding(place, beta=beta), load_tokenizer(place)
+
+
+def language_model_meetings(
+    name: str,
+    simulator: Simulator,
+    reads: Reads,
+    episodes: int,
+    decoding: Decoding,
+    *,
+    beta: float | None = None,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> Iterator[Meeting]:
+    """Conversations of a language model, `batch_size` of them stepped together."""
+    policy, tokenizer = language_model(name, beta=beta)
+    for start in range(0, episodes, batch_size):
+        worlds: list[MultiWOZText] = []
+
+        def make_env(worlds: list[MultiWOZText] = worlds) -> MultiWOZText:
+            worlds.append(MultiWOZText(simulator, user_nlu=reads["user"], system_nlu=reads["system"]))
+            return worlds[-1]
+
+        numbers = range(start, min(start + batch_size, episodes))
+        play_episodes(policy, tokenizer, make_env, numbers, decoding, seed=seed, batch_size=batch_size)
+        yield from (world.meeting for world in worlds)

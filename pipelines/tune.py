@@ -24,6 +24,7 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.sweep_experiment import Limits, SweepExperiment
 from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.cluster.tune import Resources
+from rl_dialog.config import typed_command
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.evaluation.experiment import Say
 from rl_dialog.evaluation.sweep import frontier_as_svg, write_sweep_report
@@ -36,6 +37,9 @@ from rl_dialog.evaluation.sweep_space import (
     read_sweep,
 )
 from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
+
+TYPED = ("sweep", "output_dir", "seeds", "samples", "minutes", "trials")  # what the result depends on,
+PLACED = ("num_workers", "cpus_per_worker", "device")  # with where it was made
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ def main(config: TuneConfig) -> dict[str, Any]:
         if sweep.evaluate:
             trials = experiment.evaluate(points, trials)
     seconds = time.perf_counter() - began
-    report = write_sweep_report(out, sweep, trials, seconds=seconds, command=_command(config))
+    command = typed_command("tune", config, (*TYPED, *PLACED))
+    report = write_sweep_report(out, sweep, trials, seconds=seconds, command=command)
     say(f"wrote {report['html']}")
     if config.picture:
         write_text_atomically(Path(config.picture), frontier_as_svg(sweep, trials))
@@ -123,18 +128,6 @@ def _claim(config: TuneConfig, out: Path) -> None:
     text = Path(config.sweep).read_text(encoding="utf-8")
     claim_output(config, "tune", free=[field.name for field in fields(config)])
     write_text_atomically(out / COPY, text)
-
-
-def _command(config: TuneConfig) -> str:
-    """What was typed, as far as the result depends on it."""
-    parts = ["python -m pipelines.tune --sweep", config.sweep, "--output_dir", config.output_dir]
-    parts += ["--seeds", *map(str, config.seeds)] if config.seeds else []
-    default = TuneConfig()
-    for name in ("samples", "minutes", "trials", "num_workers", "cpus_per_worker"):
-        if getattr(config, name) != getattr(default, name):
-            parts += [f"--{name}", f"{getattr(config, name):g}"]
-    parts += [] if config.device == default.device else ["--device", config.device]
-    return " ".join(parts)
 
 
 if __name__ == "__main__":

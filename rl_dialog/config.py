@@ -123,6 +123,16 @@ def command_of(verb: str) -> str:
     return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
 
 
+def typed_command(verb: str, config: Any, names: Sequence[str]) -> str:
+    """What was typed, as far as these settings tell: those that are not the usual ones."""
+    words, usual = [f"python -m pipelines.{verb}"], type(config)()
+    for name in names:
+        if (value := getattr(config, name)) != getattr(usual, name):
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{name}", *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
+    return " ".join(words)
+
+
 def _program(path: Path) -> str:
     """What runs this file; a package is run by its __main__.py."""
     module = path.parent if path.stem == "__main__" else path.with_suffix("")
@@ -203,6 +213,21 @@ def _not_finite(value: Any, name: str) -> Iterator[tuple[str, float]]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _not_finite(inner, name)
+
+
+def require(config: Any, **fields: str) -> None:
+    """Raises UserError for the first of these settings that is empty; each is given with what it is."""
+    for name, what in fields.items():
+        if not getattr(config, name):
+            raise UserError(f"expected --{name}: {what}")
+
+
+def at_least(config: Any, **fields: float) -> None:
+    """Raises UserError for the first of these settings that is below its bound; None is no setting."""
+    for name, least in fields.items():
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise UserError(f"expected --{name} of at least {least}, got {value}")
 
 
 def to_dict(config: Any, *, choices: Choices | None = None) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from rl_dialog.config import Choices, load_config, read_yaml, save_config, to_dict
+from rl_dialog.config import Choices, load_config, read_yaml, require, save_config, to_dict
+from rl_dialog.config import at_least as at_least  # verbs check their own settings by it
 from rl_dialog.errors import UserError, room_for
 
 T = TypeVar("T")
@@ -139,21 +140,6 @@ def _in_words(error: Exception) -> str:
     }
     remedy = remedies.get(type(error))
     return f"{error.filename}: {error.strerror}" + (f" ({remedy})" if remedy else "")
-
-
-def require(config: Any, **fields: str) -> None:
-    """Raises UserError for the first of these settings that is empty; each is given with what it is."""
-    for name, what in fields.items():
-        if not getattr(config, name):
-            raise UserError(f"expected --{name}: {what}")
-
-
-def at_least(config: Any, **fields: float) -> None:
-    """Raises UserError for the first of these settings that is below its bound; None is no setting."""
-    for name, least in fields.items():
-        value = getattr(config, name)
-        if value is not None and not value >= least:
-            raise UserError(f"expected --{name} of at least {least}, got {value}")
 
 
 def claim_output(

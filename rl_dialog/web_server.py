@@ -57,114 +57,118 @@ class Patience:
     per_address: int = 250
 
 
-def protocol_with(patience: Patience, *, websockets: bool = False) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP, for connections that keep to `patience`; others are closed. With `websockets` they may
-    go on as a WebSocket: then they are counted, and how long they wait is that protocol's affair."""
-    open_from: Counter[str] = Counter()  # connections by address
-    other_protocol = BUT_WEBSOCKET if websockets else UPGRADE
+class PatientProtocol(AutoHTTPProtocol):
+    """uvicorn's HTTP. A timer runs while the server waits for the client. More bytes do not set it back."""
 
-    class PatientProtocol(AutoHTTPProtocol):
-        """A timer runs while the server waits for the client. More bytes do not set it back."""
+    patience: Patience
+    other_protocol: re.Pattern[bytes]  # the header that is not passed on
+    open_from: Counter[str]  # connections by address
 
-        timer: asyncio.TimerHandle | None = None
-        waits_for = ""  # the part of a request that the timer is about; "" while the client waits
-        look: asyncio.TimerHandle | None = None  # the next one at what the client takes
-        full = False  # its part of the answer waits here: more than the connection holds
-        stuck = False  # so it was at the last look, and nothing was taken since
+    timer: asyncio.TimerHandle | None = None
+    waits_for = ""  # the part of a request that the timer is about; "" while the client waits
+    look: asyncio.TimerHandle | None = None  # the next one at what the client takes
+    full = False  # its part of the answer waits here: more than the connection holds
+    stuck = False  # so it was at the last look, and nothing was taken since
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self.address = self.client[0] if self.client else ""
-            open_from[self.address] += 1
-            many = len(self.connections) > patience.connections
-            if many or open_from[self.address] > patience.per_address:
-                self._refuse("503 Service Unavailable")
-                return
-            self._wait_for("head")
-            self._look()
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self.open_from[self.address] += 1
+        many = len(self.connections) > self.patience.connections
+        if many or self.open_from[self.address] > self.patience.per_address:
+            self._refuse("503 Service Unavailable")
+            return
+        self._wait_for("head")
+        self._look()
 
-        def connection_lost(self, error: Exception | None) -> None:
-            self._end_timers()
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end_timers()
+        self._count_out()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._between():
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = self.other_protocol.sub(rb"\1x-upgrade", head) + end + rest
+        super().data_received(data)
+        if (successor := self.transport.get_protocol()) is not self:
+            self._hand_over(successor)
+            return
+        if self.transport.is_closing():
+            return
+        self._wait_for("head" if self._between() else "body" if self.cycle.more_body else "")
+
+    def _hand_over(self, websocket: asyncio.BaseProtocol) -> None:
+        """The connection is a WebSocket from here on, which uvicorn tells when it is lost."""
+        self._end_timers()
+        lost = websocket.connection_lost
+
+        def connection_lost(error: Exception | None) -> None:
             self._count_out()
-            super().connection_lost(error)
+            lost(error)
 
-        def data_received(self, data: bytes) -> None:
-            if self._between():
-                head, end, rest = data.partition(b"\r\n\r\n")
-                data = other_protocol.sub(rb"\1x-upgrade", head) + end + rest
-            super().data_received(data)
-            if (successor := self.transport.get_protocol()) is not self:
-                self._hand_over(successor)
-                return
-            if self.transport.is_closing():
-                return
-            self._wait_for("head" if self._between() else "body" if self.cycle.more_body else "")
+        websocket.connection_lost = connection_lost
 
-        def _hand_over(self, websocket: asyncio.BaseProtocol) -> None:
-            """The connection is a WebSocket from here on, which uvicorn tells when it is lost."""
-            self._end_timers()
-            lost = websocket.connection_lost
+    def _end_timers(self) -> None:
+        self._wait_for("")
+        if self.look is not None:
+            self.look.cancel()
 
-            def connection_lost(error: Exception | None) -> None:
-                self._count_out()
-                lost(error)
+    def _count_out(self) -> None:
+        self.open_from[self.address] -= 1
+        if not self.open_from[self.address]:
+            del self.open_from[self.address]
 
-            websocket.connection_lost = connection_lost
+    def _between(self) -> bool:
+        """Is the connection between two requests?"""
+        return self.cycle is None or self.cycle.response_complete
 
-        def _end_timers(self) -> None:
-            self._wait_for("")
-            if self.look is not None:
-                self.look.cancel()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.full = True
 
-        def _count_out(self) -> None:
-            open_from[self.address] -= 1
-            if not open_from[self.address]:
-                del open_from[self.address]
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.full = self.stuck = False
 
-        def _between(self) -> bool:
-            """Is the connection between two requests?"""
-            return self.cycle is None or self.cycle.response_complete
+    def _look(self) -> None:
+        """Ends a connection whose client took nothing from one look to the next. One that was closed is
+        still there until its client has taken all."""
+        stuck = self.full or self.transport.is_closing()
+        if stuck and self.stuck:
+            self.transport.abort()
+            return
+        self.stuck = stuck
+        self.look = self.loop.call_later(self.patience.answer, self._look)
 
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self.full = True
+    def _wait_for(self, part: str) -> None:
+        if part == self.waits_for:
+            return
+        if self.timer is not None:
+            self.timer.cancel()
+        self.waits_for, self.timer = part, None
+        if part:
+            self.timer = self.loop.call_later(getattr(self.patience, part), self._late)
 
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self.full = self.stuck = False
-
-        def _look(self) -> None:
-            """Ends a connection whose client took nothing from one look to the next. One that was closed is
-            still there until its client has taken all."""
-            stuck = self.full or self.transport.is_closing()
-            if stuck and self.stuck:
-                self.transport.abort()
-                return
-            self.stuck = stuck
-            self.look = self.loop.call_later(patience.answer, self._look)
-
-        def _wait_for(self, part: str) -> None:
-            if part == self.waits_for:
-                return
-            if self.timer is not None:
-                self.timer.cancel()
-            self.waits_for, self.timer = part, None
-            if part:
-                self.timer = self.loop.call_later(getattr(patience, part), self._late)
-
-        def _late(self) -> None:
-            """The client had its time."""
-            if self.cycle is None or not self.cycle.response_started:
-                self._refuse("408 Request Timeout")
-            else:
-                self.transport.close()
-
-        def _refuse(self, status: str) -> None:
-            head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-            self.transport.write(head.encode())
+    def _late(self) -> None:
+        """The client had its time."""
+        if self.cycle is None or not self.cycle.response_started:
+            self._refuse("408 Request Timeout")
+        else:
             self.transport.close()
 
-    return PatientProtocol
+    def _refuse(self, status: str) -> None:
+        head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        self.transport.write(head.encode())
+        self.transport.close()
+
+
+def protocol_with(patience: Patience, *, websockets: bool = False) -> type[PatientProtocol]:
+    """For the connections of one server, which keep to `patience`; others are closed. With `websockets` they
+    may go on as a WebSocket: then they are counted, and how long they wait is that protocol's affair."""
+    other = BUT_WEBSOCKET if websockets else UPGRADE
+    own = {"patience": patience, "other_protocol": other, "open_from": Counter()}
+    return type("PatientProtocol", (PatientProtocol,), own)
 
 
 class WebServer:

@@ -174,32 +174,38 @@ def checked(acts: Iterable[Any], *, side: str) -> Acts:
             or not all(isinstance(part, str) for part in act)
         ):
             raise ActError(f"{where}: expected four strings [intent, domain, slot, value]")
-        intent, domain, slot, _ = act
+        intent = act[0]
         if intent not in intents:
             raise ActError(
                 f"{where}: expected an intent of the {side}, {', '.join(sorted(intents))}, got "
                 f"{intent!r}.{nearest(intent, intents)}"
             )
-        if domain == "general" or intent in GENERAL_INTENTS:
-            if domain != "general" or intent not in GENERAL_INTENTS:
-                raise ActError(
-                    f"{where}: expected the domain general with {', '.join(sorted(GENERAL_INTENTS))}, and "
-                    "with these only"
-                )
-        elif domain not in GOAL_SLOT or (domain == "Booking" and side == "user"):
-            names = [name for name in GOAL_SLOT if side == "system" or name != "Booking"]
-            raise ActError(
-                f"{where}: expected a domain, one of {', '.join([*names, 'general'])}, got "
-                f"{domain!r}.{nearest(domain, names)}"
-            )
-        elif slot not in GOAL_SLOT[domain] and slot not in ANYWHERE:
-            names = [*GOAL_SLOT[domain], NONE]
-            raise ActError(
-                f"{where}: expected a slot of {domain}, one of {', '.join(names)}, got "
-                f"{slot!r}.{nearest(slot, names)}"
-            )
+        _check_place(act, side, where)
         tuples.append(tuple(act))
     return tuple(tuples)
+
+
+def _check_place(act: Sequence[str], side: str, where: str) -> None:
+    """The domain and the slot of an act with a known intent."""
+    intent, domain, slot, _ = act
+    if domain == "general" or intent in GENERAL_INTENTS:
+        if domain != "general" or intent not in GENERAL_INTENTS:
+            raise ActError(
+                f"{where}: expected the domain general with {', '.join(sorted(GENERAL_INTENTS))}, and "
+                "with these only"
+            )
+    elif domain not in GOAL_SLOT or (domain == "Booking" and side == "user"):
+        names = [name for name in GOAL_SLOT if side == "system" or name != "Booking"]
+        raise ActError(
+            f"{where}: expected a domain, one of {', '.join([*names, 'general'])}, got "
+            f"{domain!r}.{nearest(domain, names)}"
+        )
+    elif slot not in GOAL_SLOT[domain] and slot not in ANYWHERE:
+        names = [*GOAL_SLOT[domain], NONE]
+        raise ActError(
+            f"{where}: expected a slot of {domain}, one of {', '.join(names)}, got "
+            f"{slot!r}.{nearest(slot, names)}"
+        )
 
 
 def nearest(word: Any, names: Iterable[str]) -> str:

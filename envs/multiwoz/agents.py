@@ -47,6 +47,7 @@ Message = dict[str, str]
 Understand = Callable[
     [str, Sequence[str]], Iterable[Sequence[str]]
 ]  # the words of a turn, all words before it (oldest first) -> acts
+Reads = Mapping[str, Understand | None]  # what "user" and "system" read the other with
 Reply = Callable[[list[Message]], str]
 Mind = TypeVar("Mind", UserState, DialogState)
 

@@ -324,6 +324,20 @@ def checked_goal(goal: Any, database: Database) -> Goal:
     return {domain: _checked_domain(domain, goal[domain], database) for domain in order}
 
 
+def _check_slots(domain: str, part: str, slots: Mapping[str, Any]) -> None:
+    valid_slots = (
+        BOOKED_SLOTS.get(domain, ()) if part.endswith("book") else tuple(ACT_SLOT[ACT_DOMAIN[domain]])
+    )
+    for slot, value in slots.items():
+        if slot not in valid_slots:
+            raise GoalError(
+                f"goal, {domain}, {part}: expected slots out of {', '.join(valid_slots) or 'none'}, got "
+                f"{slot!r}.{nearest(slot, valid_slots)}"
+            )
+        if not isinstance(value, str):
+            raise GoalError(f"goal, {domain}, {part}, {slot}: expected a string, got {value!r}")
+
+
 def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
     if domain not in GOAL_DOMAINS:
         raise GoalError(
@@ -344,17 +358,7 @@ def _checked_domain(domain: str, parts: Any, database: Database) -> DomainGoal:
     if reqt:
         goal["reqt"] = reqt
     for part, slots in goal.items():
-        valid_slots = (
-            BOOKED_SLOTS.get(domain, ()) if part.endswith("book") else tuple(ACT_SLOT[ACT_DOMAIN[domain]])
-        )
-        for slot, value in slots.items():
-            if slot not in valid_slots:
-                raise GoalError(
-                    f"goal, {domain}, {part}: expected slots out of {', '.join(valid_slots) or 'none'}, got "
-                    f"{slot!r}.{nearest(slot, valid_slots)}"
-                )
-            if not isinstance(value, str):
-                raise GoalError(f"goal, {domain}, {part}, {slot}: expected a string, got {value!r}")
+        _check_slots(domain, part, slots)
     if "book" in goal:
         goal["booked"] = parts.get("booked", "?")
     if not reqt and "book" not in goal:

@@ -31,6 +31,7 @@ from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.tracker import DialogState
 from envs.multiwoz.world import load_world
+from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 
 Respond = Callable[[DialogState, random.Random], Acts]
@@ -174,8 +175,8 @@ def transcripts_hash(played: Iterable[Played]) -> str:
     return digest.hexdigest()
 
 
-def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) -> dict[str, Any]:
-    """A conversation as a Dialog's JSON object: every reply with its reward, every message with its acts.
+def dialog_of(played: Played, speakers: dict[str, Speaker] | None = None) -> Dialog:
+    """A conversation with each reply's reward and each message's acts.
 
     In its own words where it was spoken in words, else worded by the speakers if there are any.
     """
@@ -193,14 +194,11 @@ def dialog_record(played: Played, speakers: dict[str, Speaker] | None = None) ->
         if side == "system":
             message["reward"] = next(rewards)
         messages.append(message)
-    meta: dict[str, Any] = {"outcome": asdict(played.outcome)}
     base, worker, env, episode = played.talk.seeds
-    identity = f"multiwoz-{base}-{worker}-{env}-{episode:06d}"
-    meta["seeds"] = list(played.talk.seeds)
-    return {
-        "id": identity,
-        "messages": messages,
-        "source": "multiwoz-simulated",
-        "goal": played.goal,
-        "meta": meta,
-    }
+    return Dialog(
+        id=f"multiwoz-{base}-{worker}-{env}-{episode:06d}",
+        messages=messages,
+        source="multiwoz-simulated",
+        goal=played.goal,
+        meta={"outcome": asdict(played.outcome), "seeds": list(played.talk.seeds)},
+    )

@@ -10,7 +10,7 @@ from envs.multiwoz.agents import Session, SystemAgent, UserAgent, played
 from envs.multiwoz.channel import Channel
 from envs.multiwoz.environment import Simulator
 from envs.multiwoz.options import Options
-from envs.multiwoz.rollout import dialog_record
+from envs.multiwoz.rollout import dialog_of
 from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.world import World
 from rl_dialog.data.schema import Dialog
@@ -30,4 +30,4 @@ def varied_dialogs(world: World, count: int, *, templates: str, seed: int) -> It
         )
         session = Session(UserAgent(simulator), SystemAgent(simulator, policy))
         (meeting,) = session.play([(seed, 0, 0, number)])
-        yield Dialog.from_record(dialog_record(played(meeting, simulator, number), speakers))
+        yield dialog_of(played(meeting, simulator, number), speakers)

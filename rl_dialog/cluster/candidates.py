@@ -130,26 +130,20 @@ def generate_and_score(
     waiting = [file for file in files if not is_current(folder / file, keys.scores)]
     if not waiting:
         return 0
-    settings = {
-        "batch_size": 1,  # one shard; a block is no more, but beside GPUs Ray Data wants it to be said
-        "batch_format": "pyarrow",
-        "num_cpus": 0.5,
-    }  # a generator and its share of a scorer keep about one CPU busy
+    # One shard: a block is no more, but beside GPUs Ray Data wants it to be said. A generator and its share
+    # of a scorer keep about one CPU busy.
+    blocks = {"batch_size": 1, "batch_format": "pyarrow", "num_cpus": 0.5}
     shards = dataset([pa.table({"file": [file]}, PLAN) for file in waiting])
     if missing:
+        actors = pool(generators, len(missing), kind="GPU" if use_gpu else "CPU")
         arguments = {"folder": str(folder), "drawing": drawing, "key": keys.texts}
         gpu = {"num_gpus": 1} if use_gpu else {}
         shards = shards.map_batches(
-            Generator,
-            compute=pool(generators, len(missing), kind="GPU" if use_gpu else "CPU"),
-            fn_constructor_kwargs=arguments,
-            **settings,
-            **gpu,
+            Generator, compute=actors, fn_constructor_kwargs=arguments, **blocks, **gpu
         )
+    actors = pool(scorers, len(waiting))
     arguments = {"folder": str(folder), "scoring": scoring, "keys": keys}
-    shards = shards.map_batches(
-        Scorer, compute=pool(scorers, len(waiting)), fn_constructor_kwargs=arguments, **settings
-    )
+    shards = shards.map_batches(Scorer, compute=actors, fn_constructor_kwargs=arguments, **blocks)
     fresh = 0
     with errors_of_workers():
         for row in rows_of(stream_tables(shards)):

@@ -258,13 +258,10 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
         "weights": weights,
         "baseline": settings.baseline,
     }
+    module = RLModuleSpec(module_class=TargetModule if asynchronous else PolicyModule, model_config=model)
     config.environment(env="ours", env_config=dict(run), disable_env_checking=True, **spaces)
     config.env_runners(env_runner_cls=VectorEnvRunner)
-    config.rl_module(
-        rl_module_spec=RLModuleSpec(
-            module_class=TargetModule if asynchronous else PolicyModule, model_config=model
-        )
-    )
+    config.rl_module(rl_module_spec=module)
     # every round asks those that are away whether they are back, and waits for the answer
     config.fault_tolerance(restart_failed_env_runners=True, env_runner_health_probe_timeout_s=PROBE)
     config.debugging(seed=run["seed"], log_level="ERROR")
@@ -275,18 +272,7 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
         minibatch_size=settings.minibatch_size or None,
     )
     if asynchronous:
-        config.env_runners(rollout_fragment_length=settings.fragment)
-        config.training(
-            gamma=settings.gamma,
-            entropy_coeff=settings.entropy_coeff,
-            grad_clip=settings.max_grad_norm,
-            grad_clip_by="global_norm",
-            clip_param=settings.clip,
-            use_kl_loss=False,
-            vf_loss_coeff=settings.value_coeff,
-            broadcast_interval=1,
-        )
-        config.reporting(min_sample_timesteps_per_iteration=settings.batch_size)
+        _sample_asynchronously(config, settings)
     config.learners(
         num_learners=0,
         learner_class=APPOPolicyLearner if asynchronous else PPOPolicyLearner,
@@ -294,6 +280,22 @@ def algorithm_config(policy: Policy, run: Mapping[str, Any], settings: PPO) -> A
         add_default_connectors_to_learner_pipeline=asynchronous,
     )
     return config
+
+
+def _sample_asynchronously(config: AlgorithmConfig, settings: APPO) -> None:
+    """What RLlib's own loss and sampling of APPO take; the other methods have ours."""
+    config.env_runners(rollout_fragment_length=settings.fragment)
+    config.training(
+        gamma=settings.gamma,
+        entropy_coeff=settings.entropy_coeff,
+        grad_clip=settings.max_grad_norm,
+        grad_clip_by="global_norm",
+        clip_param=settings.clip,
+        use_kl_loss=False,
+        vf_loss_coeff=settings.value_coeff,
+        broadcast_interval=1,
+    )
+    config.reporting(min_sample_timesteps_per_iteration=settings.batch_size)
 
 
 def steps_sampled(result: Mapping[str, Any]) -> int:

@@ -19,9 +19,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+import yaml
 from ray import serve
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
@@ -183,8 +185,8 @@ def build(args: dict[str, Any]) -> serve.Application:
     return chat.bind(own)
 
 
-def serve_config(args: dict[str, Any], *, host: str, port: int) -> dict[str, Any]:
-    """A config for `serve deploy`: `build` with these arguments behind HTTP proxies on every node."""
+def write_serve_config(path: str, args: dict[str, Any], *, host: str, port: int) -> None:
+    """A file for `serve deploy`: `build` with these arguments behind HTTP proxies on every node."""
     build(args)
     http = {
         "host": host,
@@ -200,7 +202,8 @@ def serve_config(args: dict[str, Any], *, host: str, port: int) -> dict[str, Any
         "args": own,
         "deployments": [chat],
     }
-    return {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
+    config = {"proxy_location": "EveryNode", "http_options": http, "applications": [application]}
+    Path(path).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
 
 def address() -> str:
@@ -325,6 +328,18 @@ def stop() -> None:
         serve.delete(APP)
     with suppress(ValueError):
         ray.kill(ray.get_actor(BOARD, namespace="serve"))
+
+
+def stop_at(address: str | None) -> None:
+    """Ends the application on the cluster at this address. Raises UserError where there is none."""
+    from rl_dialog.cluster.data import connect  # brings Ray Data along, which proxies do not need
+
+    with connect(address):
+        if not running():
+            raise UserError(
+                "expected a server on this cluster, there is none; --address names another cluster"
+            )
+        stop()
 
 
 def place() -> tuple[str, int] | None:

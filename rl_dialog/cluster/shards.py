@@ -77,22 +77,20 @@ def write_shards(
     plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
     tables = [pa.table({"plan": pa.array([entry], pa.large_string())}) for entry in plan]
     written: dict[str, list[tuple[int, Shard]]] = {split: [] for split in SPLITS}
+    arguments = {
+        "tokenizer_dir": str(tokenizer_dir),
+        "directory": str(directory),
+        "max_length": max_length,
+        "weights": dict(weights),
+        "normalisers": dict(normalisers),
+        "record_seconds": record_seconds,
+        "strict": strict,
+    }
+    writers = pool(concurrency, min(len(plan), 1 + sum(scored.dialogs.values()) // ACTOR_DIALOGS))
+    blocks = {"batch_size": None, "batch_format": "pyarrow", "num_cpus": 1}
     with errors_of_workers():
         shards = dataset(tables).map_batches(
-            ShardWriter,
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=1,
-            compute=pool(concurrency, min(len(plan), 1 + sum(scored.dialogs.values()) // ACTOR_DIALOGS)),
-            fn_constructor_kwargs={
-                "tokenizer_dir": str(tokenizer_dir),
-                "directory": str(directory),
-                "max_length": max_length,
-                "weights": dict(weights),
-                "normalisers": dict(normalisers),
-                "record_seconds": record_seconds,
-                "strict": strict,
-            },
+            ShardWriter, compute=writers, fn_constructor_kwargs=arguments, **blocks
         )
         for row in rows_of(stream_tables(shards)):
             shard = Shard(**json.loads(row["summary"]))

@@ -1,19 +1,23 @@
-"""Reinforcement of task policies from where imitation ends (rl_dialog/training/task_policy.py)."""
+"""Training of task policies: imitation (rl_dialog/training/task_policy.py), and reinforcement from where that
+ends."""
 
 from __future__ import annotations
 
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
 from rl_dialog.models.adversarial_reward import AdversarialReward
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.training.policy_gradient import GDPL, PPO
 from rl_dialog.training.task_policy import Checkpoints, TaskTraining, imitated
 from rl_dialog.training.task_settings import REINFORCED_EPOCHS, TaskSettings
+
+if TYPE_CHECKING:
+    from rl_dialog.cluster.rllib import MakeEnvs
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,32 @@ class Reinforcement:
     num_envs: int = 64
     eval_every: int = 5
     address: str | None = None
+
+
+def trained(
+    training: TaskTraining,
+    settings: TaskSettings,
+    shape: ActPolicyConfig,
+    make_envs: MakeEnvs,
+    *,
+    resume: bool = False,
+    address: str | None = None,
+) -> tuple[ActPolicy, dict[str, Any]]:
+    """The policy that the settings ask for (the best by success on the validation goals), and what became of
+    its training; without epochs the one to start from."""
+    start = None
+    if settings.model_name_or_path:
+        place = resolve(settings.model_name_or_path)
+        start = ActPolicy.from_pretrained(place, expected=shape)
+        if settings.epochs == 0:
+            return start, {"checkpoint": place}
+    began = time.perf_counter()
+    if settings.policy == "mle":
+        policy, figures = imitated(training, settings.imitation, shape, start)
+    else:
+        where = {"resume": resume, "address": address}
+        policy, figures = reinforced(training, settings, shape, make_envs, start, **where)
+    return policy, {**figures, "train_seconds": round(time.perf_counter() - began, 1)}
 
 
 def reinforced(
@@ -66,6 +96,8 @@ def train_by_reinforcement(
     Returns the best by success on the validation goals, and what became of the training. Raises UserError,
     OSError.
     """
+    from rl_dialog.cluster.rllib import PolicyTrainer  # RLlib loads for seconds
+
     first, policy = checkpoints.epoch, start
     reward = _learned_reward(training, settings.method)
     shape = {"workers": settings.num_workers, "envs": settings.num_envs, "seed": training.seed}

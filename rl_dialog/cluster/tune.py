@@ -94,28 +94,26 @@ def run_trials(
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     # a trial that only starts workers takes no CPU, but Tune wants something
     driver = {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}
-    tuner = tune.Tuner(
-        tune.with_resources(_trainable(work, trials, metric, resources), driver),
-        param_space={"position": tune.grid_search(list(range(len(trials))))},
-        tune_config=tune.TuneConfig(
-            metric=metric,
-            mode=mode,
-            scheduler=_scheduler(halving),
-            max_concurrent_trials=resources.trials_at_once(),
-            time_budget_s=seconds or None,
-            # a process that starts and imports torch takes as long as a small trial
-            reuse_actors=resources.in_trial,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name,
-            storage_path=str(folder.parent),
-            failure_config=tune.FailureConfig(max_failures=retries),
-            callbacks=[listener],
-            verbose=0,
-            stop=unknown,
-        ),
+    tune_config = tune.TuneConfig(
+        metric=metric,
+        mode=mode,
+        scheduler=_scheduler(halving),
+        max_concurrent_trials=resources.trials_at_once(),
+        time_budget_s=seconds or None,
+        # a process that starts and imports torch takes as long as a small trial
+        reuse_actors=resources.in_trial,
     )
-    tuner.fit()
+    run_config = tune.RunConfig(
+        name=folder.name,
+        storage_path=str(folder.parent),
+        failure_config=tune.FailureConfig(max_failures=retries),
+        callbacks=[listener],
+        verbose=0,
+        stop=unknown,
+    )
+    positions = {"position": tune.grid_search(list(range(len(trials))))}
+    trainable = tune.with_resources(_trainable(work, trials, metric, resources), driver)
+    tune.Tuner(trainable, param_space=positions, tune_config=tune_config, run_config=run_config).fit()
     if unknown.reported:
         raise UserError(f"the metric {metric!r} is never reported: expected one of {unknown.reported}")
     if len(listener.heard) < len(trials) and time.monotonic() - began < limit:

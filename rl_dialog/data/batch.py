@@ -138,23 +138,26 @@ def collate(
         raise UserError("expected at least one row to collate, got none")
     if spread not in ("reply_end", "every_token"):
         raise UserError(f"expected spread 'reply_end' or 'every_token', got {spread!r}")
+    if any(row.assistant[0] for row in rows):
+        raise UserError(
+            "expected a state before the first action: a row may not begin with an assistant token "
+            "(render a generation prompt first)"
+        )
+    return _gathered(*map(torch.from_numpy, _padded(rows, pad_id, spread)), prior_logp)
+
+
+def _padded(rows: Sequence[Row], pad_id: int, spread: str) -> tuple[np.ndarray, ...]:
+    """The (B, T) arrays that `_gathered` takes, in their order."""
     shape = (len(rows), max(len(row.input_ids) for row in rows))
-    ids, mask, act, done = (
+    ids, reward, nxt = (
         np.full(shape, pad_id, np.int64),
-        np.zeros(shape, bool),
-        np.zeros(shape, bool),
-        np.zeros(shape, bool),
+        np.zeros(shape, np.float32),
+        np.zeros(shape, np.int64),
     )
-    reward, nxt = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
-    turn_end, tail, rated = np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(shape, bool)
+    mask, act, done, turn_end, tail, rated = (np.zeros(shape, bool) for _ in range(6))
     for b, row in enumerate(rows):
         length = len(row.input_ids)
         ids[b, :length], mask[b, :length] = row.input_ids, True
-        if row.assistant[0]:
-            raise UserError(
-                "expected a state before the first action: a row may not begin with an assistant token "
-                "(render a generation prompt first)"
-            )
         act[b, : length - 1] = row.assistant[1:]
         places = np.flatnonzero(act[b])
         ends = row.reply_ends - 1  # the decision that wrote a reply's last token
@@ -170,8 +173,7 @@ def collate(
             nxt[b, places] = np.append(places[1:], length - 1 if row.truncated else 0)
             done[b, places[-1]] = not row.truncated
             tail[b, length - 1] = row.truncated
-    arrays = (ids, mask, act, reward, nxt, done, turn_end, tail, rated)
-    return _gathered(*map(torch.from_numpy, arrays), prior_logp)
+    return ids, mask, act, reward, nxt, done, turn_end, tail, rated
 
 
 def _gathered(
@@ -195,6 +197,8 @@ def _gathered(
     rows = decisions // width
     ends = done.flatten()[decisions]
     following = index[rows * width + nxt.flatten()[decisions]].masked_fill(ends, 0)
+    if prior_logp is not None:
+        prior_logp = torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32))
     return Batch(
         input_ids=ids,
         attention_mask=mask,
@@ -210,9 +214,5 @@ def _gathered(
         dones=ends,
         turn_end=turn_end.flatten()[decisions],
         rows=rows,
-        prior_logp=(
-            None
-            if prior_logp is None
-            else torch.from_numpy(np.concatenate(list(prior_logp)).astype(np.float32))
-        ),
+        prior_logp=prior_logp,
     )

@@ -265,6 +265,12 @@ def _panel(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
                     zorder=2,
                 )
             axes.plot(value.value, y + shift, "o", color=colour, markerfacecolor=face, markersize=5, zorder=3)
+    _dress(axes, task, methods)
+
+
+def _dress(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
+    """Names, ticks and grid of a panel."""
+    name = task.figures[0]
     axes.set_yticks(range(len(methods)), list(methods), fontsize=9)
     axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_title(task.title, loc="left", fontsize=10)

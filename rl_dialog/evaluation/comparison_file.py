@@ -8,12 +8,17 @@ flags as they are.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rl_dialog.config import ConfigError, from_dict, read_yaml
+from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 from rl_dialog.evaluation.experiment import Task
@@ -87,8 +92,16 @@ def _chosen(names: Sequence[str], among: dict[str, Any], flag: str) -> dict[str,
     return {name: value for name, value in among.items() if not names or name in names}
 
 
-def search_of(comparison: Comparison, name: str) -> dict[str, Any]:
-    """The file of the sweep that chooses the settings of a task.
+def write_search(comparison: Comparison, name: str, folder: Path) -> Path:
+    """The file of the sweep that chooses the settings of a task, written into its folder."""
+    path = folder / "search.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(path, yaml.safe_dump(_search_of(comparison, name), sort_keys=False))
+    return path
+
+
+def _search_of(comparison: Comparison, name: str) -> dict[str, Any]:
+    """What stands in it.
 
     Raises ConfigError where no method has a space.
     """
@@ -132,10 +145,10 @@ def _pairs(flags: str) -> dict[str, Any]:
     return {flag.removeprefix("--"): value for flag, value in zip(words[::2], words[1::2], strict=True)}
 
 
-def best_settings(points: Sequence[Mapping[str, Any]]) -> Chosen:
+def best_settings(sweep: Path) -> Chosen:
     """The best point of each method among those of a sweep's record, where the best ones come first."""
     best: Chosen = {}
-    for point in points:
+    for point in json.loads(sweep.read_text(encoding="utf-8"))["points"]:
         values = dict(point["values"])
         best.setdefault(values.pop("method"), values)
     return best

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE, ComparedTask, FinishedRun, write_comparison
 from rl_dialog.evaluation.comparison_file import Chosen, Comparison, Settings, how_chosen
-from rl_dialog.evaluation.experiment import Progress, Run, logged_folder, metrics_file
+from rl_dialog.evaluation.experiment import Progress, Run, Say, logged_folder, metrics_file
 from rl_dialog.evaluation.machine import describe_machine
 from rl_dialog.evaluation.sweep_space import Point
 
@@ -45,17 +46,23 @@ def write_results(
     command: str,
     readme: str = "",
     picture: str = "",
-) -> tuple[dict[str, str], str]:
-    """compare.md, compare.json, compare.svg and the table in README; their paths, and the table."""
+    say: Say = print,
+) -> dict[str, Any]:
+    """compare.md, compare.json, compare.svg and the table in README; their paths. Says the table, and raises
+    UserError where something is missing from it."""
     compared = [_compared(task, how_chosen(comparison, task.name, settings)) for task in tasks]
     machine, seeds = describe_machine(), ", ".join(map(str, comparison.seeds))
     cores = f"{machine['cores']} cores of {machine['cpu']}, one per run; torch {machine['torch']}"
     record = {"command": command, "seeds": comparison.seeds, "machine": machine, "settings": settings}
     header, files = f"`{command}`: seeds {seeds}; {cores}.", {"readme": readme, "picture": picture}
-    return write_comparison(out, compared, list(comparison.methods), header, record=record, **files)
+    paths, table = write_comparison(out, compared, list(comparison.methods), header, record=record, **files)
+    say("\n" + table)
+    if what := _what_failed(tasks):
+        raise UserError(f"{what} failed: {paths['md']} says which and why; --resume tries them again")
+    return {**paths, "skipped": [task.name for task in tasks if task.problem]}
 
 
-def what_failed(tasks: Sequence[Progress]) -> str:
+def _what_failed(tasks: Sequence[Progress]) -> str:
     """`2 runs and talk`, and nothing where all went well."""
     failed = sum(bool(one.error) for task in tasks for one in _finished(task))
     # a task without runs is one without data, and no failure

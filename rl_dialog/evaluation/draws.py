@@ -60,12 +60,9 @@ def draw_replies(
     prompts = [encode_prompt(context.messages, tokenizer, max_length=room) for context in contexts]
     drawn = [Drawn([]) for _ in contexts]
     if not decoding.do_sample:
-        for i, replies in zip(
-            range(len(contexts)),
-            beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size),
-            strict=True,
-        ):
-            _keep(drawn[i], contexts[i].human, replies, count)
+        beams = beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size)
+        for context, of_context, replies in zip(contexts, drawn, beams, strict=True):
+            _keep(of_context, context.human, replies, count)
         return drawn
     draw_counts = [0] * len(contexts)
     for _ in range(tries):
@@ -76,9 +73,8 @@ def draw_replies(
             [stream(seed, *context.stream, k) for k in numbers]
             for context, numbers in zip(contexts, draw_ranges, strict=True)
         ]
-        for i, replies in enumerate(
-            draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
-        ):
+        sampled = draw(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
+        for i, replies in enumerate(sampled):
             _keep(drawn[i], contexts[i].human, replies, count)
             draw_counts[i] += len(replies)
     return drawn

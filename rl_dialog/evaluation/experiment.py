@@ -13,7 +13,8 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rl_dialog.config import changed, save_config
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.comparison import FinishedRun
+from rl_dialog.evaluation.comparison import BASELINE, FinishedRun
 from rl_dialog.methods import METHODS
 from rl_dialog.models.checkpoint import resolve
 
@@ -186,6 +187,27 @@ def timed(task: Progress, make: Callable[[], Any], made: str, say: Say) -> None:
     say(f"{task.name}: {task.problem or made} ({time.perf_counter() - began:.0f} s)")
 
 
+def make_data_of_candidates(
+    task: Progress, config_of: Callable[[Path], Any], make: Callable[[Any], Any], say: Say
+) -> None:
+    """Scored replies of the first seed's bc to the task's logs, as `data`; a task without candidates has the
+    logs there. `config_of`: the settings of `make` for a run."""
+    if task.problem or not task.task.candidates:
+        return
+    first = next(run for run in task.runs if run.method == BASELINE)
+    if task.finished[first.name].error:
+        task.problem = f"{first.name}, which the candidates come from, failed"
+        return
+    config = config_of(first.folder)
+    recipe = {
+        "settings": changed(config),
+        "data": digest(task.logged / MANIFEST),
+        "policy": digest_of_weights(first.folder),
+    }
+    if not claim(task.folder / "data", MANIFEST, recipe):
+        timed(task, lambda: make(replace(config, resume=True)), "candidates written and scored", say)
+
+
 def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
     """One run from start, or from its latest checkpoint, to end, in this process; returns its seconds."""
     out, began, worked = Path(config.output_dir), time.perf_counter(), time.process_time()
@@ -201,6 +223,28 @@ def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     write_json(out / WALL, {"seconds": None if resumed else round(seconds, 2), "cpu_seconds": round(cpu, 2)})
     return seconds
+
+
+def train_in_threads(configs: Sequence[Sequence[Any]], train: Callable[[Any], Any], *, most: int) -> None:
+    """Trains the first of each row, and the others, which start from it, as soon as it is there; `most` runs
+    at a time. Raises what the first run that fails raised; what still runs then ends with Ray."""
+
+    def after(start: Future, config: Any) -> None:
+        start.result()
+        train(config)
+
+    pool = ThreadPoolExecutor(max_workers=most)
+    try:  # jobs start in order, so none waits in vain
+        first = [pool.submit(train, row[0]) for row in configs]
+        later = [
+            pool.submit(after, start, config)
+            for start, row in zip(first, configs, strict=True)
+            for config in row[1:]
+        ]
+        for job in as_completed([*first, *later]):
+            job.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def evaluate_runs(config: Any, evaluate: Callable[[Any], Any]) -> tuple[float, dict[str, str]]:

@@ -171,28 +171,23 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     held_out = HeldOut(
         split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight]
     )
+    _add_judges(held_out, config)
+    return held_out
+
+
+def _add_judges(held_out: HeldOut, config: HeldOutConfig) -> None:
+    """What judges candidates, and what estimates from logs compare with, where they are asked for."""
     if config.candidates:
         held_out.similarities = read_similarities(config.similarities, config.similarity_path)
-        held_out.ranker = (
-            load_for_decoding(existing(config.ranker)).to(named_device(config.device))
-            if config.ranker
-            else None
-        )
-        held_out.reward_model = (
-            load_reward_model(config.reward_model, device=named_device(config.device))
-            if config.reward_model
-            else None
-        )
+        if config.ranker:
+            held_out.ranker = load_for_decoding(existing(config.ranker)).to(named_device(config.device))
+        if config.reward_model:
+            held_out.reward_model = load_reward_model(config.reward_model, device=named_device(config.device))
     if "fqe" in config.ope:
         held_out.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
     if {"wis", "pdwis"} & set(config.ope):
-        held_out.behaviour = read_behaviour(
-            existing(config.behaviour),
-            dialogs,
-            max_length=config.max_length,
-            device=named_device(config.device),
-        )
-    return held_out
+        how = {"max_length": config.max_length, "device": named_device(config.device)}
+        held_out.behaviour = read_behaviour(existing(config.behaviour), held_out.dialogs, **how)
 
 
 def _contexts(

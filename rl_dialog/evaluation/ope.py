@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -160,17 +161,9 @@ def fitted_q(
         return Estimates(notes={"ope/fqe": nothing})
     shuffled = [train[i] for i in np.random.default_rng([seed, 2]).permutation(len(train))]
     decode, discounting = policy.method.decode, {"gamma": discount.gamma, "discount": discount.per}
-    q = fit(
-        read_pieces(policy, shuffled, batch_size=settings.batch_size),
-        decode,
-        settings,
-        seed=seed,
-        quiet=quiet,
-        **discounting,
-    )
-    fitted = evaluate_q(
-        q, read_pieces(policy, logged.rows, batch_size=settings.batch_size), decode, **discounting
-    )
+    read = partial(read_pieces, policy, batch_size=settings.batch_size)
+    q = fit(read(shuffled), decode, settings, seed=seed, quiet=quiet, **discounting)
+    fitted = evaluate_q(q, read(logged.rows), decode, **discounting)
     dialogs, rows = _first_rows(logged)
     values = np.full(logged.dialogs, np.nan)
     values[dialogs] = fitted.first[rows]
@@ -267,10 +260,8 @@ def importance_sampling(
         for name in estimators:
             estimates.add_note(f"ope/{name}", f"Undefined: {impossible}.")
         return estimates
-    dialog_rewards, weights = (
-        [row for row, _, _ in dialog_columns],
-        [np.cumsum(mu - pi) for _, mu, pi in dialog_columns],
-    )
+    dialog_rewards = [row for row, _, _ in dialog_columns]
+    weights = [np.cumsum(mu - pi) for _, mu, pi in dialog_columns]
     log_w = np.array([row[-1] for row in weights])
     w = np.exp(log_w - log_w.max())
     w /= w.sum()
@@ -282,15 +273,24 @@ def importance_sampling(
     with np.errstate(over="ignore"):
         plain = np.exp(log_w)
     estimates.measures["ope/weight"] = Measure.mean(plain)
-    outside = Measure.whole(max(0.0, 1 - plain.mean()))
-    if is_exact := policy is not None and behaviour.policy is not None:
-        decisions = decisions_outside(policy, behaviour.policy, logged, behaviour.logged)
-        outside = Measure.mean(mass_outside([row for row, use in zip(decisions, rated, strict=True) if use]))
-    estimates.measures["ope/outside"] = outside
-    _keep_intervals(estimates, estimators, w, plain, returns, seen=is_exact)
+    outside = _outside(policy, behaviour, logged, rated)
+    less_exact = Measure.whole(max(0.0, 1 - plain.mean()))
+    estimates.measures["ope/outside"] = less_exact if outside is None else outside
+    _keep_intervals(estimates, estimators, w, plain, returns, seen=outside is not None)
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
+
+
+def _outside(
+    policy: Policy | None, behaviour: Behaviour, logged: LoggedReplies, rated: Sequence[bool]
+) -> Measure | None:
+    """The mass outside the logs in the policies' probabilities, over the rated dialogs; None where one of the
+    policies is not there to be asked."""
+    if policy is None or behaviour.policy is None:
+        return None
+    decisions = decisions_outside(policy, behaviour.policy, logged, behaviour.logged)
+    return Measure.mean(mass_outside([row for row, use in zip(decisions, rated, strict=True) if use]))
 
 
 def _keep_intervals(
@@ -334,12 +334,15 @@ def _keep_intervals(
             "nothing is known of these."
         )
         estimates.add_note("ope/outside", text)
-    if np.isfinite(error) and abs(1 - mean) > 2 * error + 1e-6:
-        side = "the logs do not hold all that the policy says, or " if mean < 1 else ""
-        estimates.add_note(
-            "ope/weight",
-            f"It should be 1 and is {mean:.2g}: {side}the behaviour policy is not the one that wrote them.",
-        )
+    estimates.add_note("ope/weight", _far_from_1(mean, error))
+
+
+def _far_from_1(mean: float, error: float) -> str:
+    """What it means where the mean weight is not 1."""
+    if not np.isfinite(error) or abs(1 - mean) <= 2 * error + 1e-6:
+        return ""
+    side = "the logs do not hold all that the policy says, or " if mean < 1 else ""
+    return f"It should be 1 and is {mean:.2g}: {side}the behaviour policy is not the one that wrote them."
 
 
 def _impossible(dialog_columns: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], behaviour: str) -> str:

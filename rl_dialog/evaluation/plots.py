@@ -153,15 +153,15 @@ def top_k_curves(groups: Sequence[Group], metrics: Sequence[str], count: int) ->
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         plain(axes)
         axes.grid(color="#e6e6e6", linewidth=0.8)
-    for axes in grid[len(metrics) :]:
+    return _grid_as_png(figure, grid, used=len(metrics), labels=len(groups))
+
+
+def _grid_as_png(figure: Figure, grid: np.ndarray, *, used: int, labels: int) -> bytes:
+    """The first `used` of the axes, with one legend below."""
+    for axes in grid[used:]:
         axes.set_visible(False)
-    figure.legend(
-        *_legend(grid[: len(metrics)]),
-        loc="outside lower center",
-        ncols=min(4, len(groups)),
-        frameon=False,
-        fontsize=8,
-    )
+    below = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+    figure.legend(*_legend(grid[:used]), ncols=min(4, labels), **below)
     return as_png(figure)
 
 
@@ -286,16 +286,7 @@ def learning_curves(folders: Mapping[str, Sequence[Path]]) -> bytes | None:
         axes.set_xlabel("step", fontsize=8)
         plain(axes)
         axes.grid(color="#e6e6e6", linewidth=0.8)
-    for axes in grid[len(keys) :]:
-        axes.set_visible(False)
-    figure.legend(
-        *_legend(grid[: len(keys)]),
-        loc="outside lower center",
-        ncols=min(4, len(curves)),
-        frameon=False,
-        fontsize=8,
-    )
-    return as_png(figure)
+    return _grid_as_png(figure, grid, used=len(keys), labels=len(curves))
 
 
 def read_curves(path: Path) -> dict[str, dict[int, float]]:

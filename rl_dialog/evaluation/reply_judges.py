@@ -95,11 +95,8 @@ def judged(held_out: HeldOut, scores: Mapping[str, Scores], *, noise: float, zer
                 key: _figure(difference([ours], [theirs])) for key, ours, theirs in pairs
             }
     if held_out.pairs and MODEL in scores:
-        score_gaps, preferred = (
-            _apart(held_out, scores[MODEL]),
-            np.array([preference for *_, preference, _ in held_out.pairs]),
-        )
-        error, bins = calibration(score_gaps, preferred)
+        preferred = np.array([preference for *_, preference, _ in held_out.pairs])
+        error, bins = calibration(_apart(held_out, scores[MODEL]), preferred)
         figures["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
     return figures
 

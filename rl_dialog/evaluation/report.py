@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
@@ -31,18 +32,6 @@ class Evaluation:
     samples: int = 3
 
 
-OVERVIEW = (
-    "return",
-    "return_greedy",
-    "return_best_of",
-    "perplexity",
-    "kl",
-    "critic",
-    "distinct_2",
-    "words",
-    "repeated",
-    "empty",
-)
 RETURNS = ("return", "return_greedy", "return_best_of")
 TEXTS = ("distinct_1", "distinct_2", "words", "tokens", "replies", "repeated", "rep_3", "empty", "unfinished")
 FROM_LOGS = (
@@ -68,6 +57,7 @@ COMPARED = (
     "words",
     "repeated",
 )
+OVERVIEW = (*COMPARED, "empty")
 
 
 def sections(evaluation: Evaluation) -> list[Section]:
@@ -387,45 +377,27 @@ def _samples(evaluation: Evaluation) -> Section | None:
     ]
     samples = []
     for number in range(evaluation.samples):
-        episodes = [
-            (label, directory, run.episodes[number])
-            for label, directory, run in firsts
-            if number < len(run.episodes)
-        ]
+        episodes = _numbered(number, [(label, place, run.episodes) for label, place, run in firsts])
         if episodes:
             columns = [
-                Column(f"{label}: {_told_return(e)}", _lines(e.dialog), directory)
-                for label, directory, e in episodes
+                Column(f"{label}: {_told_return(e)}", _lines(e.dialog), place) for label, place, e in episodes
             ]
             samples.append(Sample(f"Episode {episodes[0][2].index}", columns))
     for number in range(evaluation.samples):
-        answers = [
-            (label, directory, run.answers[number])
-            for label, directory, run in firsts
-            if number < len(run.answers)
-        ]
+        answers = _numbered(number, [(label, place, run.answers) for label, place, run in firsts])
         if answers:
-            first_answer = answers[0][2]
-            context = Column("context", _lines(first_answer.dialog)[:-1])
-            log = Column("the log", [("assistant", first_answer.logged, "")])
-            columns = [
-                context,
-                log,
-                *(
-                    Column(label, _lines(answer.dialog)[-1:], directory)
-                    for label, directory, answer in answers
-                ),
-            ]
-            samples.append(Sample(f"Held-out context {first_answer.context}", columns))
-    return (
-        Section(
-            "Samples",
-            ["The first run of each policy, the same conversation partners and contexts."],
-            samples=samples,
-        )
-        if samples
-        else None
-    )
+            first = answers[0][2]
+            columns = [Column("context", _lines(first.dialog)[:-1])]
+            columns += [Column("the log", [("assistant", first.logged, "")])]
+            columns += [Column(label, _lines(answer.dialog)[-1:], place) for label, place, answer in answers]
+            samples.append(Sample(f"Held-out context {first.context}", columns))
+    text = ["The first run of each policy, the same conversation partners and contexts."]
+    return Section("Samples", text, samples=samples) if samples else None
+
+
+def _numbered(number: int, rows: Sequence[tuple[str, str, Sequence[Any]]]) -> list[tuple[str, str, Any]]:
+    """What has this number in each row that is so long, behind the row's label and place."""
+    return [(label, place, values[number]) for label, place, values in rows if number < len(values)]
 
 
 def _lines(dialog: Dialog) -> list[tuple[str, str, str]]:

@@ -149,18 +149,20 @@ def rank(sweep: Any, trials: Sequence[Trial]) -> list[Ranked]:
         headline = (best or last).get(sweep.figure) or _reported(sweep, members)
         points.append(Ranked(name, members[0].values, members, best, last, changes, headline, ended))
 
-    def order(point: Ranked) -> tuple[bool, bool, float, float]:
-        evaluated = sweep.figure in point.figures
-        steps = max((trial.reports[-1]["step"] for trial in point.trials if trial.reports), default=0)
-        sign = _sign(sweep) if evaluated else 1 if sweep.mode == "max" else -1
-        return (
-            not point.ended,
-            not evaluated,
-            0 if point.ended else -steps,
-            -sign * point.headline.value if point.headline else math.inf,
-        )
+    return sorted(points, key=lambda point: _place(point, sweep))
 
-    return sorted(points, key=order)
+
+def _place(point: Ranked, sweep: Any) -> tuple[bool, bool, float, float]:
+    """What the points are ordered by."""
+    evaluated = sweep.figure in point.figures
+    steps = max((trial.reports[-1]["step"] for trial in point.trials if trial.reports), default=0)
+    sign = _sign(sweep) if evaluated else 1 if sweep.mode == "max" else -1
+    return (
+        not point.ended,
+        not evaluated,
+        0 if point.ended else -steps,
+        -sign * point.headline.value if point.headline else math.inf,
+    )
 
 
 def headline_of(sweep: Any, ranked: Sequence[Ranked]) -> str:
@@ -265,32 +267,16 @@ def _overlap(ours: Estimate | None, theirs: Estimate | None) -> bool:
 
 def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
     parameters = list(dict.fromkeys(name for point in ranked for name in point.values))
-    columns = [
-        "",
-        *parameters,
-        f"{sweep.figure}, best",
-        f"{sweep.figure}, last",
-        "over its start",
-        "KL per token",
-        "seeds",
-        "steps",
-        "how",
-    ]
-    rows = []
-    for number, point in enumerate(ranked, 1):
-        best, last, change = (
-            figures.get(sweep.figure) for figures in (point.best, point.last, point.changes)
-        )
-        steps = max((int(trial.reports[-1]["step"]) for trial in point.trials if trial.reports), default=0)
-        last_text = str(last) if last else f"({point.headline}, {sweep.metric})" if point.headline else "-"
-        row = [
+    columns = ["", *parameters, f"{sweep.figure}, best", f"{sweep.figure}, last"]
+    columns += ["over its start", "KL per token", "seeds", "steps", "how"]
+    rows = [
+        [
             str(number),
             *(plots.value_text(point.values.get(name)) for name in parameters),
-            str(best) if best else "as last" if last else "-",
-            last_text,
+            *_cells(point, sweep),
         ]
-        row += [str(change or "-"), str(point.figures.get("kl", "-")), str(len(point.trials)), str(steps)]
-        rows.append([*row, ", ".join(sorted({trial.how for trial in point.trials}))])
+        for number, point in enumerate(ranked, 1)
+    ]
     over = (
         "seeds and conversations"
         if len(sweep.seeds) > 1
@@ -309,6 +295,18 @@ def _ranking(sweep: Any, ranked: Sequence[Ranked]) -> Section:
         if trial.error
     ]
     return Section("Ranking", text, Table(columns, rows), notes=errors)
+
+
+def _cells(point: Ranked, sweep: Any) -> list[str]:
+    """A line of the ranking behind the point's values."""
+    best, last, change = (figures.get(sweep.figure) for figures in (point.best, point.last, point.changes))
+    steps = max((int(trial.reports[-1]["step"]) for trial in point.trials if trial.reports), default=0)
+    cells = [
+        str(best) if best else "as last" if last else "-",
+        str(last) if last else f"({point.headline}, {sweep.metric})" if point.headline else "-",
+    ]
+    cells += [str(change or "-"), str(point.figures.get("kl", "-")), str(len(point.trials)), str(steps)]
+    return [*cells, ", ".join(sorted({trial.how for trial in point.trials}))]
 
 
 def frontier_as_svg(sweep: Any, trials: Sequence[Trial]) -> str:
@@ -397,36 +395,28 @@ def _curves(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
 
 def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     """The reward that was trained on against those that were not, each as what changed from the start."""
-    rows, alarms, changes, looked_at = [], [], [], 0
+    changes = []
     for point in ranked:
         trained = _trained_change(point)
-        if trained is None:
-            continue
-        held_out = {
-            name: change for name, change in point.changes.items() if _is_held_out(name, point, sweep)
-        }
+        if trained is not None:
+            held_out = {n: change for n, change in point.changes.items() if _is_held_out(n, point, sweep)}
+            changes.append((point, trained, held_out))
+    if not changes:
+        return None
+    rows, alarms = [], []
+    for point, trained, held_out in changes:
         fell = [
             f"{_title(name)} {change}"
             for name, change in held_out.items()
             if change.high is not None and change.high < 0
         ]
-        rows.append(
-            [
-                point.name,
-                " + ".join(f"{weight:g} {name}" for name, weight in point.trials[0].rewards.items()),
-                f"{trained:+.3g}",
-            ]
-        )
-        rows[-1] += [str(point.changes.get(sweep.figure, "-")), ", ".join(fell) or "-"]
-        changes.append((point, trained, held_out))
-        looked_at += len(held_out)
+        mix = " + ".join(f"{weight:g} {name}" for name, weight in point.trials[0].rewards.items())
+        change = str(point.changes.get(sweep.figure, "-"))
+        rows.append([point.name, mix, f"{trained:+.3g}", change, ", ".join(fell) or "-"])
         if trained > 0 and fell:
-            alarms.append(
-                f"{point.name}: the reward that it was trained on rose by {trained:.3g}, but not "
-                f"{', '.join(fell)}"
-            )
-    if not rows:
-        return None
+            rose = f"{point.name}: the reward that it was trained on rose by {trained:.3g}"
+            alarms.append(f"{rose}, but not {', '.join(fell)}")
+    looked_at = sum(len(held_out) for *_, held_out in changes)
     columns = ["point", "trained on", "its change", f"change of {sweep.figure}", "what fell for certain"]
     text = [
         "Rewards of generated replies, as differences to the bc that the trials started from. A trained-on "
@@ -434,17 +424,13 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
         "over-optimisation: the policy found what the reward pays for and not what it was meant for. Of "
         f"{looked_at} differences one in forty would fall so by chance."
     ]
-    picture = plots.against_held_out(
-        changes, {name: _title(name) for _, _, held_out in changes for name in held_out}
-    )
-    plot = None if picture is None else ("held_out.png", picture)
-    return Section(
-        "Reward against held-out rewards",
-        text,
-        Table(columns, rows),
-        notes=alarms or ["No point is suspect."],
-        plot=plot,
-    )
+    titles = {name: _title(name) for *_, held_out in changes for name in held_out}
+    picture = plots.against_held_out(changes, titles)
+    more = {
+        "notes": alarms or ["No point is suspect."],
+        "plot": picture and ("held_out.png", picture),
+    }
+    return Section("Reward against held-out rewards", text, Table(columns, rows), **more)
 
 
 def _trained_change(point: Ranked) -> float | None:

@@ -109,6 +109,15 @@ def effects(points: Sequence[Any], parameters: Sequence[str], name: str) -> byte
     return as_png(figure)
 
 
+def _heights(points: Sequence[Any], parameter: str) -> tuple[Sequence[Any], dict[str, float]]:
+    """The values of a parameter, and where each stands on its axis from 0 to 1."""
+    values, numeric = _values(points, parameter)
+    log = numeric and _spans_decades(values)
+    spread = [(math.log(v) if log else v) for v in values] if numeric else list(range(len(values)))
+    low, high = min(spread), max(max(spread), min(spread) + 1e-12)
+    return values, {value_text(v): (s - low) / (high - low) for v, s in zip(values, spread, strict=True)}
+
+
 def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
     """Parallel coordinates: an axis per parameter and one for the figure, a line per point, coloured by the
     figure."""
@@ -119,14 +128,8 @@ def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> byt
     places = np.empty((len(points), len(parameters) + 1))
     places[:, -1] = (reached - low) / (high - low)
     for column, parameter in enumerate(parameters):
-        values, numeric = _values(points, parameter)
+        values, heights = _heights(points, parameter)
         cells = [point.values.get(parameter) for point in points]
-        log = numeric and _spans_decades(values)
-        spread = [(math.log(v) if log else v) for v in values] if numeric else list(range(len(values)))
-        ends = min(spread), max(max(spread), min(spread) + 1e-12)
-        heights = {
-            value_text(v): (s - ends[0]) / (ends[1] - ends[0]) for v, s in zip(values, spread, strict=True)
-        }
         places[:, column] = [
             heights[value_text(value)] if value is not None else np.nan for value in cells
         ]  # a gap where another method has no such one

@@ -182,6 +182,14 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         zero=True,
     )
     table = Table(["policy", *(figure_of(name).title for name in names)], rows)
+    return [
+        Section("Difference", text, table, plot=("difference.png", png) if png else None),
+        _who_succeeds(first, others),
+    ]
+
+
+def _who_succeeds(first: TaskRun, others: Sequence[TaskRun]) -> Section:
+    """Which policy gives the same users what they want, with examples where only one of two does."""
     counts, samples = [], []
     for run in others:
         ours, theirs = run.by_key, first.by_key
@@ -192,20 +200,12 @@ def _differences(comparison: TaskComparison) -> list[Section]:
         counts.append([run.name, *map(str, (both_succeed, len(only[True]), len(only[False]), neither))])
         for wins, keys in only.items():
             for key in keys[:EXAMPLES]:
-                title = (
-                    f"{run.name if wins else first.name} succeeds, {first.name if wins else run.name} does "
-                    f"not: {_wish(ours[key].goal)}"
-                )
-                samples.append(
-                    Sample(
-                        title, [_column(side.name, side.by_key[key]) for side in (first, run)], folded=True
-                    )
-                )
+                winner, loser = (run.name, first.name) if wins else (first.name, run.name)
+                title = f"{winner} succeeds, {loser} does not: {_wish(ours[key].goal)}"
+                columns = [_column(side.name, side.by_key[key]) for side in (first, run)]
+                samples.append(Sample(title, columns, folded=True))
     solved = Table(["policy", "both succeed", "only this one", f"only {first.name}", "neither"], counts)
-    return [
-        Section("Difference", text, table, plot=("difference.png", png) if png else None),
-        Section("Who succeeds where", [], solved, samples=samples),
-    ]
+    return Section("Who succeeds where", [], solved, samples=samples)
 
 
 def _domains(runs: Sequence[TaskRun]) -> Section:
@@ -473,6 +473,19 @@ def _clipped(text: str, most: int = 240) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+OF_A_DIALOG = (
+    "policy",
+    "dialog",
+    "success",
+    "turns",
+    "return",
+    "reason",
+    "longest_loop",
+    "unasked",
+    "unanswered",
+)
+
+
 def write_task_report(comparison: TaskComparison, out: Path) -> dict[str, Path]:
     """tasks.md with plots/, tasks.html, tasks.json and dialogs.csv (a line per policy and dialog) in `out`;
     their paths."""
@@ -481,87 +494,61 @@ def write_task_report(comparison: TaskComparison, out: Path) -> dict[str, Path]:
     write_json(out / "tasks.json", to_json(comparison))
     with (out / "dialogs.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(
-            [
-                "policy",
-                "dialog",
-                "success",
-                "turns",
-                "return",
-                "reason",
-                "longest_loop",
-                "unasked",
-                "unanswered",
-            ]
-        )
+        rows.writerow(OF_A_DIALOG)
         for run in comparison.runs:
             for d in run.dialogs:
-                longest, never = (
-                    max((times for *_, times in d.loops), default=0),
-                    sum(question.answered is None for question in d.asked),
-                )
-                rows.writerow(
-                    [
-                        run.name,
-                        d.id,
-                        int(d.success),
-                        d.replies,
-                        d.total,
-                        d.reason,
-                        longest,
-                        len(d.unasked),
-                        never,
-                    ]
-                )
+                longest = max((times for *_, times in d.loops), default=0)
+                never = sum(question.answered is None for question in d.asked)
+                row = [run.name, d.id, int(d.success), d.replies, d.total, d.reason]
+                rows.writerow([*row, longest, len(d.unasked), never])
     return {"report": markdown, "html": page, "json": out / "tasks.json", "csv": out / "dialogs.csv"}
 
 
 def to_json(comparison: TaskComparison) -> dict[str, Any]:
     """What the report says in numbers."""
-    policies = []
-    for run in comparison.runs:
-        failures = Counter(dialog.reason for dialog in run.dialogs if not dialog.success)
-        missed: dict[str, dict[str, int]] = {}
-        for domain, reason in (
-            missed_booking for dialog in run.dialogs for missed_booking in dialog.missed.items()
-        ):
-            missed.setdefault(domain, Counter())[reason] += 1
-        slots = {
-            slot: {
-                "asked": q.asked,
-                "at_once": q.at_once,
-                "later": q.later,
-                "never": q.never,
-                "instead": dict(q.instead.most_common(5)),
-            }
-            for slot, q in questions(run.dialogs).items()
-        }
-        misread = {
-            side: {
-                kind: {"said": r.said, "understood": r.understood, "instead": dict(r.instead.most_common(5))}
-                for kind, r in readings_by_act.items()
-            }
-            for side in ("user", "system")
-            if (readings_by_act := readings(run.dialogs, side))
-        }
-        policies.append(
-            {
-                "policy": run.name,
-                "folder": run.folder,
-                "dialogs": len(run.dialogs),
-                "figures": {name: as_json(value) for name, value in run.group.estimates.items()},
-                "domains": {domain: domain_counts(run.dialogs, domain) for domain in domains_of(run.dialogs)},
-                "failures": dict(failures),
-                "missed_bookings": missed,
-                "questions": slots,
-                "understood": misread,
-            }
-        )
     changes = {
         name: {figure: as_json(value) for figure, value in estimates.items()}
         for name, estimates in comparison.differences.items()
     }
-    return {"policies": policies, "differences": changes}
+    return {"policies": [_policy_to_json(run) for run in comparison.runs], "differences": changes}
+
+
+def _policy_to_json(run: TaskRun) -> dict[str, Any]:
+    failures = Counter(dialog.reason for dialog in run.dialogs if not dialog.success)
+    missed: dict[str, dict[str, int]] = {}
+    for domain, reason in (
+        missed_booking for dialog in run.dialogs for missed_booking in dialog.missed.items()
+    ):
+        missed.setdefault(domain, Counter())[reason] += 1
+    slots = {
+        slot: {
+            "asked": q.asked,
+            "at_once": q.at_once,
+            "later": q.later,
+            "never": q.never,
+            "instead": dict(q.instead.most_common(5)),
+        }
+        for slot, q in questions(run.dialogs).items()
+    }
+    misread = {
+        side: {
+            kind: {"said": r.said, "understood": r.understood, "instead": dict(r.instead.most_common(5))}
+            for kind, r in readings_by_act.items()
+        }
+        for side in ("user", "system")
+        if (readings_by_act := readings(run.dialogs, side))
+    }
+    return {
+        "policy": run.name,
+        "folder": run.folder,
+        "dialogs": len(run.dialogs),
+        "figures": {name: as_json(value) for name, value in run.group.estimates.items()},
+        "domains": {domain: domain_counts(run.dialogs, domain) for domain in domains_of(run.dialogs)},
+        "failures": dict(failures),
+        "missed_bookings": missed,
+        "questions": slots,
+        "understood": misread,
+    }
 
 
 def headline(comparison: TaskComparison) -> dict[str, Any]:

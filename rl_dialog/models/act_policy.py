@@ -13,20 +13,18 @@ A checkpoint is a directory with `config.json` (sizes, and the vocabulary they b
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
-from rl_dialog.config import from_dict
 from rl_dialog.errors import UserError
+from rl_dialog.models.network_files import load_weights, save_network, shape_in
 
-FORMAT = 1
+KIND = "act_policy"
 IMPOSSIBLE = -1e9  # a masked logit: finite, so that 0 * logit is 0; its probability is 0 in floating point
 
 
@@ -125,14 +123,7 @@ class ActPolicy(nn.Module):
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes the checkpoint's two files into `directory`, which is made if needed."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()},
-            directory / "model.safetensors",
-        )
-        description = {"format": FORMAT, "model_type": "act_policy", **asdict(self.config)}
-        (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        save_network(self, self.config, directory, kind=KIND)
 
     @classmethod
     def from_pretrained(cls, directory: str | Path, *, expected: ActPolicyConfig | None = None) -> ActPolicy:
@@ -144,12 +135,7 @@ class ActPolicy(nn.Module):
         config = read_config(directory)
         if expected is not None:
             _check_fits(directory, config, expected)
-        policy, path = cls(config), Path(directory) / "model.safetensors"
-        try:
-            policy.load_state_dict(load_file(path))
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise UserError(f"{path}: expected the weights of {config}, got: {error}") from error
-        return policy.eval()
+        return load_weights(cls(config), directory, config)
 
 
 class GreedyActs:
@@ -173,10 +159,8 @@ class GreedyActs:
 def is_act_policy(directory: str | Path) -> bool:
     """Is this the checkpoint of a task policy, whatever else may be wrong with it?"""
     try:
-        return (
-            json.loads((Path(directory) / "config.json").read_text(encoding="utf-8")).get("model_type")
-            == "act_policy"
-        )
+        values = json.loads((Path(directory) / "config.json").read_text(encoding="utf-8"))
+        return values.get("model_type") == KIND
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -193,20 +177,8 @@ def read_config(directory: str | Path) -> ActPolicyConfig:
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: expected JSON, got {error}") from error
-    if (
-        not isinstance(values, dict)
-        or values.get("model_type") != "act_policy"
-        or values.get("format") != FORMAT
-    ):
-        raise UserError(
-            f"{path}: expected model_type act_policy of format {FORMAT}, got {str(values)[:120]}; `simulate "
-            "--policy mle` writes one"
-        )
-    return from_dict(
-        ActPolicyConfig,
-        {name: value for name, value in values.items() if name not in ("format", "model_type")},
-        where=str(path),
-    )
+    remedy = "; `simulate --policy mle` writes one"
+    return shape_in(values, ActPolicyConfig, path, kind=KIND, remedy=remedy)
 
 
 def _check_fits(directory: str | Path, config: ActPolicyConfig, expected: ActPolicyConfig) -> None:

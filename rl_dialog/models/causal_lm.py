@@ -25,6 +25,7 @@ from transformers import (
     DynamicCache,
     PreTrainedModel,
 )
+from transformers.utils import logging as transformers_logging
 
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
@@ -33,6 +34,12 @@ from rl_dialog.methods.scores import Linear
 ADAPTER = "adapter_config.json"  # as peft names it
 BASE, PRIOR = KEPT = "base", "prior"  # folders of a run with a model that its checkpoints belong to
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}  # two ways of computing the same logits
+
+
+def load_quietly() -> None:
+    """What transformers loads from here on shows neither bars nor warnings."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def open_causal_lm(

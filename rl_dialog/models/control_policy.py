@@ -16,22 +16,19 @@ biases are 0. A checkpoint is a directory with `config.json` and `model.safetens
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rl_dialog.config import from_dict
 from rl_dialog.errors import UserError
+from rl_dialog.models.network_files import load_weights, read_shape, save_network
 
-FORMAT = 1
+KIND = "control_policy"
 FOLLOWING = 0.1  # share of the newest batch in the statistics of values
 CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
 
@@ -198,14 +195,7 @@ class ControlPolicy(nn.Module):
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Writes the checkpoint's two files into `directory`, which is made if needed."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()},
-            directory / "model.safetensors",
-        )
-        description = {"format": FORMAT, "model_type": "control_policy", **asdict(self.config)}
-        (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        save_network(self, self.config, directory, kind=KIND)
 
     @classmethod
     def from_pretrained(
@@ -216,19 +206,15 @@ class ControlPolicy(nn.Module):
         `expected` is what the caller's environment needs. Raises UserError where observations or actions
         differ, or the files are not those of a ControlPolicy.
         """
-        config = _read_config(directory)
+        remedy = "; `prefer` writes one"
+        config = read_shape(ControlPolicyConfig, directory, kind=KIND, remedy=remedy)
         needs = lambda shape: (shape.observation, shape.actions, shape.discrete)  # noqa: E731
         if expected is not None and needs(config) != needs(expected):
             raise UserError(
                 f"{directory}: expected a policy for {expected}, got one for {config}: it was trained in "
                 "another environment"
             )
-        policy, path = cls(config), Path(directory) / "model.safetensors"
-        try:
-            policy.load_state_dict(load_file(path))
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise UserError(f"{path}: expected the weights of {config}, got: {error}") from error
-        return policy.eval()
+        return load_weights(cls(config), directory, config)
 
     def _hidden(self, observations: Tensor) -> Tensor:
         return self.trunk(observations.movedim(-1, 1).float() / 255 if self.config.pixels else observations)
@@ -253,30 +239,6 @@ def shape_of(envs: Any, **more: Any) -> ControlPolicyConfig:
         more = {"hidden": (512,), **more}
     return ControlPolicyConfig(
         tuple(observation.shape), int(action.n) if discrete else action.shape[0], discrete, **more
-    )
-
-
-def _read_config(directory: str | Path) -> ControlPolicyConfig:
-    path = Path(directory) / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: expected the description of a control policy, got {error}; `prefer` writes one"
-        ) from error
-    if (
-        not isinstance(values, dict)
-        or values.get("model_type") != "control_policy"
-        or values.get("format") != FORMAT
-    ):
-        raise UserError(
-            f"{path}: expected model_type control_policy of format {FORMAT}, got {str(values)[:120]}; "
-            "`prefer` writes one"
-        )
-    return from_dict(
-        ControlPolicyConfig,
-        {name: value for name, value in values.items() if name not in ("format", "model_type")},
-        where=str(path),
     )
 
 

@@ -32,6 +32,7 @@ from rl_dialog.data.by_length import batches
 from rl_dialog.data.labelled import SIDES, Act, LabelledTurn, Tag
 from rl_dialog.data.tokenize import END, ROLE_TOKENS, require_hub_name_or_directory, train_tokenizer
 from rl_dialog.errors import UserError
+from rl_dialog.models.small_encoder import small_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -226,8 +227,11 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
         most = getattr(model.config, "max_position_embeddings", None) or labels.max_length
         labels = replace(labels, max_length=min(labels.max_length, most))
     else:
+        from transformers import ModernBertModel
+
         tokenizer = _tokenizer([turn.text for turn in turns], vocab_size)
-        model = _new_encoder(tokenizer, labels, hidden_size, num_hidden_layers)
+        size = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
+        model = ModernBertModel(small_encoder(tokenizer, **size, max_length=labels.max_length))
     tokenizer.truncation_side = "left"  # of the context; the latest words count
     return Nlu(model, tokenizer, labels)
 
@@ -253,29 +257,6 @@ def _pretrained(encoder: str) -> tuple[Any, Any]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
-
-
-def _new_encoder(
-    tokenizer: PreTrainedTokenizerFast, labels: Labels, hidden_size: int, num_hidden_layers: int
-) -> Any:
-    """Rotary positions: a word means the same wherever the context before it ends."""
-    from transformers import ModernBertConfig, ModernBertModel
-
-    config = ModernBertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
-        num_hidden_layers=num_hidden_layers,
-        num_attention_heads=hidden_size // 32,
-        max_position_embeddings=labels.max_length,
-        global_attn_every_n_layers=1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=None,
-        cls_token_id=None,
-        sep_token_id=None,
-    )
-    return ModernBertModel(config)
 
 
 def _pooled(states: Tensor, mask: Tensor) -> Tensor:

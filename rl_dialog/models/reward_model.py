@@ -14,24 +14,21 @@ labels. Christiano et al. 2017 (arXiv 1706.03741); network sizes are theirs and 
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rl_dialog.config import from_dict
 from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import ControlPolicyConfig
+from rl_dialog.models.network_files import load_weights, read_shape, save_network
 
-FORMAT = 1
+KIND = "reward_model"
 SLOPE = 0.01  # of the leaky ReLUs
 FILTERS = ((7, 3), (5, 2), (3, 1), (3, 1))  # kernel and stride of the convolutions, 16 filters each
 
@@ -155,19 +152,7 @@ class RewardModel(nn.Module):
 
     def save_pretrained(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes config.json and model.safetensors: weights and normaliser, which belong together."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()},
-            directory / "model.safetensors",
-        )
-        description = {
-            "format": FORMAT,
-            "model_type": "reward_model",
-            "version": version,
-            **asdict(self.config),
-        }
-        (directory / "config.json").write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        save_network(self, self.config, directory, kind=KIND, about={"version": version})
 
     @classmethod
     def from_pretrained(
@@ -178,41 +163,11 @@ class RewardModel(nn.Module):
         `expected` is the shape of a policy in the caller's environment. Raises UserError where observations
         or actions differ.
         """
-        path = Path(directory) / "config.json"
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path}: expected the description of a reward model, got {error}; `prefer` writes one"
-            ) from error
-        if (
-            not isinstance(values, dict)
-            or values.get("model_type") != "reward_model"
-            or values.get("format") != FORMAT
-        ):
-            raise UserError(
-                f"{path}: expected model_type reward_model of format {FORMAT}, got {str(values)[:120]}"
-            )
-        config = from_dict(
-            RewardModelConfig,
-            {
-                name: value
-                for name, value in values.items()
-                if name not in ("format", "model_type", "version")
-            },
-            where=str(path),
-        )
+        config = read_shape(RewardModelConfig, directory, kind=KIND)
         if expected is not None and _world(config) != _world(expected):
             mismatch = f"expected a reward model for {_world(expected)}, got one for {_world(config)}"
             raise UserError(f"{directory}: {mismatch}: it was fitted in another environment")
-        model = cls(config)
-        try:
-            model.load_state_dict(load_file(path.with_name("model.safetensors")))
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise UserError(
-                f"{path.with_name('model.safetensors')}: expected the weights of {config}, got: {error}"
-            ) from error
-        return model.eval()
+        return load_weights(cls(config), directory, config)
 
     def _action(self, actions: Tensor) -> Tensor:
         """(N,) or (N, A) to (N, inputs)."""

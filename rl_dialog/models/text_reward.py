@@ -30,6 +30,7 @@ from rl_dialog.data.tokenize import (
     train_tokenizer,
 )
 from rl_dialog.errors import UserError
+from rl_dialog.models.small_encoder import small_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -184,25 +185,12 @@ class TextReward:
         reads: Reads = "conversation",
     ) -> TextReward:
         """A small untrained encoder (ModernBERT) with a byte-level tokenizer made from the texts."""
-        from transformers import ModernBertConfig, ModernBertForSequenceClassification
+        from transformers import ModernBertForSequenceClassification
 
         tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
-        config = ModernBertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=hidden_size,
-            intermediate_size=2 * hidden_size,  # of a gated layer, as much as 4 times of a plain one
-            num_hidden_layers=num_hidden_layers,
-            num_attention_heads=max(1, hidden_size // 32),
-            max_position_embeddings=max_length,
-            global_attn_every_n_layers=1,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            eos_token_id=None,
-            cls_token_id=None,
-            sep_token_id=None,
-            classifier_pooling="mean",
-            num_labels=1,
-        )
+        size = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
+        config = small_encoder(tokenizer, **size, max_length=max_length)
+        config.classifier_pooling, config.num_labels = "mean", 1
         config.reads, config.rated = reads, False
         return cls(ModernBertForSequenceClassification(config), tokenizer, max_length=max_length)
 

@@ -198,21 +198,7 @@ def insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
 
 def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
     """Those whose queries exist and whose labellers have no other answer to them."""
-    queries: dict[str, Row] = {}
-    answers: set[tuple[int, str, float | None]] = (
-        set()
-    )  # query, labeller, and None where an answer stands or the time of a revoked one
-    columns = (ANSWERS.c.query, ANSWERS.c.labeller, ANSWERS.c.answered, ANSWERS.c.revoked)
-    for part in parts({label.query for label in labels}):
-        select_queries = select(QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing).where(
-            QUERIES.c.id.in_(part)
-        )
-        queries |= {row.id: row for row in connection.execute(select_queries)}
-        select_answers = select(*columns).join_from(ANSWERS, QUERIES).where(QUERIES.c.id.in_(part))
-        answers |= {
-            (row.query, row.labeller, None if row.revoked is None else row.answered)
-            for row in connection.execute(select_answers)
-        }
+    queries, answers = _asked_and_answered(connection, {label.query for label in labels})
     number = connection.scalar(select(LAST_NUMBER))
     missing = {query.number: query.missing for query in queries.values()}
     rows = []
@@ -224,27 +210,36 @@ def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
         preference = label.preference
         if preference is not None and label.first != query.first:  # the log has the pair the other way round
             preference = 1 - preference
-        rows.append(
-            {
-                "number": number + len(rows) + 1,
-                "query": query.number,
-                "labeller": label.labeller,
-                "choice": CHOICES[preference],
-                "swapped": False,
-            }
-            | {
-                "preference": preference,
-                "late": missing[query.number] == 0,
-                "shown": label.shown,
-                "answered": label.answered,
-            }
-        )
+        row = {"number": number + len(rows) + 1, "query": query.number, "labeller": label.labeller}
+        row |= {"choice": CHOICES[preference], "swapped": False, "preference": preference}
+        row |= {"late": missing[query.number] == 0, "shown": label.shown, "answered": label.answered}
+        rows.append(row)
         missing[query.number] = max(0, missing[query.number] - 1)
     if rows:
         connection.execute(insert(ANSWERS), rows)
         for part in parts({row["query"] for row in rows}):
             count_missing(connection, QUERIES.c.number.in_(part))
     return len(rows)
+
+
+def _asked_and_answered(
+    connection: Connection, ids: set[str]
+) -> tuple[dict[str, Row], set[tuple[int, str, float | None]]]:
+    """The queries of these ids, and their answers: query, labeller, and None where an answer stands or the
+    time of a revoked one."""
+    queries: dict[str, Row] = {}
+    answers: set[tuple[int, str, float | None]] = set()
+    asked = (QUERIES.c.id, QUERIES.c.number, QUERIES.c.first, QUERIES.c.missing)
+    answered = (ANSWERS.c.query, ANSWERS.c.labeller, ANSWERS.c.answered, ANSWERS.c.revoked)
+    for part in parts(ids):
+        chosen = QUERIES.c.id.in_(part)
+        queries |= {row.id: row for row in connection.execute(select(*asked).where(chosen))}
+        select_answers = select(*answered).join_from(ANSWERS, QUERIES).where(chosen)
+        answers |= {
+            (row.query, row.labeller, None if row.revoked is None else row.answered)
+            for row in connection.execute(select_answers)
+        }
+    return queries, answers
 
 
 def count_missing(connection: Connection, condition: Any) -> None:

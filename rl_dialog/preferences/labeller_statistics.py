@@ -27,16 +27,8 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
       decided
     """
     figures: dict[str, dict[str, Any]] = {
-        name: {
-            "labels": 0,
-            "ties": 0,
-            "skips": 0,
-            "late": 0,
-            "revoked": 0,
-            "active": revoked is None,
-            "seconds": None,
-            "left_share": None,
-        }
+        name: dict.fromkeys(("labels", "ties", "skips", "late", "revoked"), 0)
+        | {"active": revoked is None, "seconds": None, "left_share": None}
         | {"shared": 0, "agreement": None, "noise": None}
         for name, revoked in connection.execute(select(LABELLERS.c.name, LABELLERS.c.revoked))
     }
@@ -46,18 +38,22 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
         )
         entry |= {name: getattr(row, name) for name in ("labels", "ties", "skips", "late", "revoked")}
         entry["left_share"] = row.left / (row.left + row.right) if row.left + row.right else None
-    seconds = defaultdict(list)
-    for labeller, shown, answered in connection.execute(
-        select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)
-    ):
-        seconds[labeller].append(answered - shown)
-    for labeller, durations in seconds.items():
-        figures[labeller]["seconds"] = median(durations)
+    for labeller, seconds in _seconds(connection).items():
+        figures[labeller]["seconds"] = median(seconds)
     for row in connection.execute(_SHARED):
         figures[row.labeller] |= {"shared": row.shared, "agreement": row.same / row.shared}
         if row.decided:
             figures[row.labeller]["noise"] = coin_share(row.same_decided / row.decided)
     return dict(sorted(figures.items()))
+
+
+def _seconds(connection: Connection) -> dict[str, list[float]]:
+    """Of each labeller, from showing to answer."""
+    seconds = defaultdict(list)
+    times = select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)
+    for labeller, shown, answered in connection.execute(times):
+        seconds[labeller].append(answered - shown)
+    return seconds
 
 
 def coin_share(agreement: float) -> float:

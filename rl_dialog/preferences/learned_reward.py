@@ -95,47 +95,27 @@ class LearnedReward:
         there will be none."""
         rest = self._rests.pop(trajectory.episode, None)
         ended = trajectory.terminated or trajectory.truncated
-        n = len(trajectory.actions)
-        observations, actions, rewards, start = (
-            trajectory.observations[:n],
-            trajectory.actions,
-            trajectory.rewards,
-            trajectory.start,
-        )
+        n, start = len(trajectory.actions), trajectory.start
+        steps = [trajectory.observations[:n], trajectory.actions, trajectory.rewards]
         if rest is not None and rest.start + len(rest.actions) == start:
-            observations, actions = (
-                np.concatenate([rest.observations, observations]),
-                np.concatenate([rest.actions, actions]),
-            )
-            rewards, start = np.concatenate([rest.rewards, rewards]), rest.start
+            before = (rest.observations, rest.actions, rest.rewards)
+            steps, start = [np.concatenate(parts) for parts in zip(before, steps, strict=True)], rest.start
         elif start == 0:
-            skipped = min(self._random.randrange(self.clip_length), n)
-            observations, actions, rewards, start = (
-                observations[skipped:],
-                actions[skipped:],
-                rewards[skipped:],
-                skipped,
-            )
-        whole_steps = len(actions) if ended else len(actions) // self.clip_length * self.clip_length
+            start = min(self._random.randrange(self.clip_length), n)
+            steps = [values[start:] for values in steps]
+        length = len(steps[1])
+        whole = length if ended else length // self.clip_length * self.clip_length
         source = {
             "env": self.environment,
             "worker": trajectory.worker,
             "episode": trajectory.episode,
             "reward_version": self.version,
         }
-        for clip in cut_clips(
-            observations[:whole_steps],
-            actions[:whole_steps],
-            rewards[:whole_steps],
-            length=self.clip_length,
-            source=source,
-            first=start,
-        ):
+        whole_steps = (values[:whole] for values in steps)
+        for clip in cut_clips(*whole_steps, length=self.clip_length, source=source, first=start):
             self._keep(clip)
         if not ended:
-            self._rests[trajectory.episode] = _Rest(
-                observations[whole_steps:], actions[whole_steps:], rewards[whole_steps:], start + whole_steps
-            )
+            self._rests[trajectory.episode] = _Rest(*(values[whole:] for values in steps), start + whole)
 
     def _keep(self, clip: Clip) -> None:
         """Reservoir sampling (Vitter 1985): every clip cut since the last `take_clips` is equally likely to

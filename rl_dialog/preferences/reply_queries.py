@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from rl_dialog.config import at_least
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
@@ -63,6 +64,12 @@ class ReplyQuestions:
     """seed of the choice of contexts and pairs, of their order, the oracle's coins, and the sampling of
     --checkpoints"""
 
+    def check_questions(self) -> None:
+        """Raises UserError for numbers that cannot be."""
+        at_least(self, pairs_per_context=1, contexts=0, oracle_labels=0, seed=0)
+        if not 0 <= self.validation < 1:
+            raise UserError(f"expected --validation of at least 0 and below 1, got {self.validation}")
+
 
 @dataclass(frozen=True)
 class AskedContext:
@@ -71,6 +78,12 @@ class AskedContext:
     dialog: Dialog
     message: int
     reply: Reply
+
+    def answered(self, text: str, model: str) -> Reply:
+        """The reply of a model to it."""
+        source = {"dialog": self.dialog.id, "model": model}
+        source |= {"split": self.dialog.split} if self.dialog.split else {}
+        return Reply(self.reply.context, text, source)
 
 
 def several(replies: Iterable[Reply]) -> list[list[Reply]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rl_dialog.config import at_least
 from rl_dialog.data.readers import dialogs_of_logs
 from rl_dialog.data.schema import SPLITS, Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.data.tokenize import LEAST_VOCABULARY, require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.models.device import named_device
 from rl_dialog.models.text_reward import Reads, TextReward
@@ -88,6 +90,37 @@ class ReplyRewardSettings:
     def source(self) -> str:
         """Where the labels are from, for messages."""
         return self.run or self.data or ", ".join(self.logs)
+
+    def check(self) -> None:
+        """Raises UserError for what no model can be learnt from, or cannot be judged."""
+        if sum(map(bool, (self.run, self.logs, self.data))) != 1:
+            raise UserError(
+                "expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data "
+                "(of prepare)"
+            )
+        if self.labels and not self.run:
+            raise UserError("--labels: expected --run, the folder with the replies that the labels are about")
+        if self.data and self.folds:
+            raise UserError(
+                "--folds: expected --run or --logs; a prepared directory is judged by its own splits"
+            )
+        if self.split not in ("", "validation", "test"):
+            raise UserError(f"expected --split validation or test, or neither for both, got {self.split!r}")
+        if not 0 <= self.validation < 1 or self.folds < 0 or self.folds == 1:
+            got = f"got {self.validation} and {self.folds}"
+            raise UserError(f"expected --validation in [0, 1) and --folds of 0 or at least 2, {got}")
+        self._check_model()
+
+    def _check_model(self) -> None:
+        if self.model_name_or_path not in ("", WORDS):
+            require_hub_name_or_directory(self.model_name_or_path)
+        if self.model_name_or_path == WORDS and self.objective != "ratings":
+            raise UserError(f"--model_name_or_path tfidf: expected --objective ratings, got {self.objective}")
+        at_least(self, most_per_context=1, hidden_size=1, num_hidden_layers=1, max_length=16)
+        at_least(self, vocab_size=LEAST_VOCABULARY, seed=0)
+        if not self.model_name_or_path and self.hidden_size % 32:
+            expected = "a multiple of 32 (the width of an attention head)"
+            raise UserError(f"expected --hidden_size to be {expected}, got {self.hidden_size}")
 
 
 def read_labels(settings: ReplyRewardSettings) -> Preferences:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from rl_dialog.config import at_least
+from rl_dialog.errors import UserError
 from rl_dialog.preferences.queries import QuerySettings
 from rl_dialog.preferences.reward_trainer import RewardTraining
 from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
@@ -197,6 +199,14 @@ class PreferenceRun:
     averaging: float = 0.97
     """what is evaluated and saved is the average of all rounds' policies, with weights that fall by this
     factor from round to round; 0: the last"""
+
+    def check(self) -> None:
+        """Raises UserError for numbers that cannot be."""
+        at_least(self, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0)
+        at_least(self, first_epochs=1, epochs=1, clips=2, save_every=1, save_total_limit=1)
+        at_least(self, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
+        if not 0 <= self.averaging < 1:
+            raise UserError(f"expected --averaging of at least 0 and below 1, got {self.averaging}")
 
 
 R = TypeVar("R", bound=PreferenceRun)

@@ -275,20 +275,8 @@ class Completions:
             yield event(roles)
             last: list[dict[str, Any]] = []
             async for found in pieces:
-                said = []
-                for index in dict.fromkeys(piece.choice for piece in found):
-                    of_choice = [piece for piece in found if piece.choice == index]
-                    text, tokens = (
-                        "".join(piece.text for piece in of_choice),
-                        [token for piece in of_choice for token in piece.tokens],
-                    )
-                    about = self._about(exchange, index, tokens)
-                    if text or about:
-                        said.append(
-                            {"index": index, "delta": {"content": text}, "finish_reason": None} | about
-                        )
-                    if of_choice[-1].finish:
-                        last.append({"index": index, "delta": {}, "finish_reason": of_choice[-1].finish})
+                said, ended = self._choices(exchange, found)
+                last += ended
                 if said:
                     yield event(said)
             chat = await self._store(exchange)
@@ -298,6 +286,21 @@ class Completions:
             yield "data: [DONE]\n\n"
         except ApiError as error:
             yield f"data: {json.dumps(error.body)}\n\n"
+
+    def _choices(
+        self, exchange: Exchange, found: list[Piece]
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Of an event: what each choice says in these pieces, and why it ends with them."""
+        said, ended = [], []
+        for index in dict.fromkeys(piece.choice for piece in found):
+            of_choice = [piece for piece in found if piece.choice == index]
+            text = "".join(piece.text for piece in of_choice)
+            about = self._about(exchange, index, [token for piece in of_choice for token in piece.tokens])
+            if text or about:
+                said.append({"index": index, "delta": {"content": text}, "finish_reason": None} | about)
+            if of_choice[-1].finish:
+                ended.append({"index": index, "delta": {}, "finish_reason": of_choice[-1].finish})
+        return said, ended
 
     # A request, checked.
 

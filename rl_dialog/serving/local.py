@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
+from rl_dialog.config import at_least
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
 from rl_dialog.serving.settings import ServeSettings, shown_store
@@ -54,24 +56,38 @@ def say_ready(
     say(f"chats      {shown_store(store)}   {who}")
 
 
-def new_keys(
-    url: str, name: str, *, number: int, scopes: Sequence[str], requests_per_minute: int, page: str
-) -> dict[str, Any]:
-    """{"name", "key", "link" to the page at this address} of the new key, {"keys": [those]} of several.
-    Raises UserError for a name that has one."""
-    names = [f"{name}-{n}" for n in range(1, number + 1)] if number > 1 else [name]
-    given = {"scopes": scopes, "requests_per_minute": requests_per_minute}
+@dataclass(frozen=True)
+class KeyOptions:
+    """API keys to make or to take away, in place of serving."""
+
+    new_key: str = ""
+    """make an API key of this name, print it with a link to the page (both are shown only now) and return"""
+    number: int = 1
+    """so many keys at once, called NAME-1, NAME-2, ..."""
+    scopes: tuple[str, ...] = ("chat",)
+    """what a new key may do: chat, participant, labeller, operator, metrics, or several of them"""
+    requests_per_minute: int = 60
+    """requests per minute that a new key may send"""
+    revoke_key: str = ""
+    """take this key away and return"""
+
+
+def change_keys(options: KeyOptions, url: str, *, page: str) -> dict[str, Any]:
+    """{"name", "key", "link" to the page at this address} of a new key, {"keys": [those]} of several; or the
+    name that was revoked. Raises UserError for a name that has a key already, or has none."""
+    if not options.new_key:
+        with _store_of_keys(url) as store:
+            store.keys.revoke(options.revoke_key)
+        return {"revoked": options.revoke_key}
+    at_least(options, number=1)
+    names = [options.new_key]
+    if options.number > 1:
+        names = [f"{options.new_key}-{n}" for n in range(1, options.number + 1)]
+    given = {"scopes": options.scopes, "requests_per_minute": options.requests_per_minute}
     with _store_of_keys(url) as store:
         made = {one: store.keys.add(one, **given) for one in names}
     keys = [{"name": one, "key": key, "link": f"{page}/#key={key}"} for one, key in made.items()]
-    return {"keys": keys} if number > 1 else keys[0]
-
-
-def revoke_key(url: str, name: str) -> dict[str, Any]:
-    """Takes a key away. Raises UserError where there is none of this name."""
-    with _store_of_keys(url) as store:
-        store.keys.revoke(name)
-    return {"revoked": name}
+    return {"keys": keys} if options.number > 1 else keys[0]
 
 
 @contextmanager

@@ -64,12 +64,7 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
     1/2, on the others. Raises UserError for demonstrations of another world, or too few to hold one dialog
     out.
     """
-    if states.shape[1:] != (policy.config.state_size,) or actions.shape[1:] != (policy.config.action_size,):
-        shapes = (policy.config.state_size, policy.config.action_size)
-        raise UserError(
-            f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}:"
-            " another world's?"
-        )
+    _check_shapes(policy, states, actions)
     generator = np.random.default_rng(seed)
     everyone = generator.permutation(np.unique(dialogs))
     if len(everyone) < 2:
@@ -85,7 +80,8 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
     best_state = policy.state_dict()
     for epoch in range(config.epochs):
         losses = []
-        for batch in train[torch.from_numpy(generator.permutation(len(train)))].split(config.batch_size):
+        shuffled = train[torch.from_numpy(generator.permutation(len(train)))]
+        for batch in shuffled.split(config.batch_size):
             loss = binary_cross_entropy_with_logits(policy.logits(x[batch]), a[batch], pos_weight=weight)
             optimizer.zero_grad()
             loss.backward()
@@ -104,6 +100,15 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
 
 
 @torch.inference_mode()
+def _check_shapes(policy: ActPolicy, states: np.ndarray, actions: np.ndarray) -> None:
+    shapes = (policy.config.state_size, policy.config.action_size)
+    if (states.shape[1:], actions.shape[1:]) != ((shapes[0],), (shapes[1],)):
+        raise UserError(
+            f"expected states and actions with {shapes} bits, got {states.shape[1:]} and {actions.shape[1:]}:"
+            " another world's?"
+        )
+
+
 def _held_out(policy: ActPolicy, states: Tensor, actions: Tensor, weight: Tensor) -> dict[str, float]:
     logits = policy.logits(states)
     predicted, right = logits > 0, actions > 0

@@ -207,20 +207,12 @@ def _mlflow(
         run = runs[0].info.run_id
         client.update_run(run, status="RUNNING")
     else:
-        run = client.create_run(
-            experiment, run_name=directory.name, tags={"rl_dialog_run": run_id}
-        ).info.run_id
+        tags = {"rl_dialog_run": run_id}
+        run = client.create_run(experiment, run_name=directory.name, tags=tags).info.run_id
         for key, value in _flat(settings):
             client.log_param(run, key, value)
         timestamps = {(point.key, point.step): point.timestamp for point in history}
-        now = int(time.time() * 1000)
-        points = [
-            mlflow.entities.Metric(k, v, timestamps.get((k, step), now), step)
-            for step, metrics in _points(lines)
-            for k, v in metrics.items()
-        ]
-        for start in range(0, len(points), 1000):  # no more at once
-            client.log_batch(run, metrics=points[start : start + 1000])
+        _write_again(client, run, lines, timestamps)
         for old in runs:
             client.delete_run(old.info.run_id)
 
@@ -229,6 +221,20 @@ def _mlflow(
             client.log_metric(run, key, value, step=step)
 
     return log, lambda: client.set_terminated(run)
+
+
+def _write_again(
+    client: Any, run: str, lines: Sequence[str], timestamps: Mapping[tuple[str, int], int]
+) -> None:
+    """The points of the lines into a run of MLflow, with the times that they had."""
+    metric, now = _import_mlflow().entities.Metric, int(time.time() * 1000)
+    points = [
+        metric(key, value, timestamps.get((key, step), now), step)
+        for step, metrics in _points(lines)
+        for key, value in metrics.items()
+    ]
+    for start in range(0, len(points), 1000):  # no more at once
+        client.log_batch(run, metrics=points[start : start + 1000])
 
 
 def _run_ids(directory: Path, first_step: int) -> tuple[str | None, str]:

@@ -164,43 +164,10 @@ class Trainer:
         if not train_rows:
             raise UserError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
-        train_rows, eval_rows = (_shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
-        train_rows, eval_rows = (_outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
-        _check_rewards(policy.method, train_rows)
-        if policy.heads is not None or policy.method.heads.lm_target:
-            spread, level = spread_of_returns(train_rows)
-            policy.value_unit = config.value_unit or spread
-            if policy.heads is not None and not policy.method.heads.lm_target and not config.value_unit:
-                policy.heads.start_at(level / policy.value_unit)
-            train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
-        train_rows, eval_rows = policy.method.prepare(train_rows, eval_rows, tokenizer)
-        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
-        if window and longest > window:
-            raise UserError(
-                f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run "
-                "prepare with a smaller --max_length (dt adds a token to every reply), or give a new model "
-                "a larger --model.context"
-            )
-        self.train_rows, self.eval_rows, self.evaluate, self.report, self.describe = (
-            train_rows,
-            eval_rows,
-            evaluate,
-            report,
-            describe,
-        )
+        self.train_rows, self.eval_rows = self._prepared(policy, train_rows, eval_rows)
+        self.evaluate, self.report, self.describe = evaluate, report, describe
         self._start(policy, device)
-        self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
-        self.steps_per_epoch = -(-len(train_rows) // (self.batch_size * policy.method.rows_per_unit))
-        self.total_steps = config.max_steps or self._planned_updates()
-        self.warmup_steps = self.total_steps // 50 if config.warmup_steps is None else config.warmup_steps
-        few = 0 if self.total_steps < 500 else -(-self.total_steps // 5)
-        self.eval_steps = few if config.eval_steps is None else config.eval_steps
-        self.terms_per_update = (
-            _terms(policy.method, train_rows)
-            / len(train_rows)
-            * policy.method.rows_per_unit
-            * self.batch_size
-        )
+        self._plan_steps()
         self.step, self.best = 0, None
         self._held_out: list[float] = []  # the mean -log p of held-out tokens at each evaluation
         self._epoch: tuple[int, list[np.ndarray]] | None = None
@@ -213,6 +180,41 @@ class Trainer:
         self._proposals = self._propose() if policy.method.proposals else None
         self._first_q = self._meet_prior() if policy.method.uses_prior else None
         self._reach = self._reach_of_q() if self._first_q is not None else math.inf
+
+    def _prepared(
+        self, policy: Policy, train_rows: Sequence[Row], eval_rows: Sequence[Row]
+    ) -> tuple[Sequence[Row], Sequence[Row]]:
+        """The rows as the method learns from them, with rewards in the unit that its values get."""
+        config, method = self.config, policy.method
+        train_rows, eval_rows = (_shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
+        train_rows, eval_rows = (_outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
+        _check_rewards(method, train_rows)
+        if policy.heads is not None or method.heads.lm_target:
+            spread, level = spread_of_returns(train_rows)
+            policy.value_unit = config.value_unit or spread
+            if policy.heads is not None and not method.heads.lm_target and not config.value_unit:
+                policy.heads.start_at(level / policy.value_unit)
+            train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
+        train_rows, eval_rows = method.prepare(train_rows, eval_rows, self.tokenizer)
+        longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
+        if window and longest > window:
+            raise UserError(
+                f"expected rows of at most {window} tokens, the model's context, got one of {longest}: run "
+                "prepare with a smaller --max_length (dt adds a token to every reply), or give a new model "
+                "a larger --model.context"
+            )
+        return train_rows, eval_rows
+
+    def _plan_steps(self) -> None:
+        """How many updates, of how much, and when it is evaluated."""
+        config, method, rows = self.config, self.policy.method, self.train_rows
+        self.batch_size = config.per_device_train_batch_size * config.gradient_accumulation_steps * self.world
+        self.steps_per_epoch = -(-len(rows) // (self.batch_size * method.rows_per_unit))
+        self.total_steps = config.max_steps or self._planned_updates()
+        self.warmup_steps = self.total_steps // 50 if config.warmup_steps is None else config.warmup_steps
+        few = 0 if self.total_steps < 500 else -(-self.total_steps // 5)
+        self.eval_steps = few if config.eval_steps is None else config.eval_steps
+        self.terms_per_update = _terms(method, rows) / len(rows) * method.rows_per_unit * self.batch_size
 
     def _start(self, policy: Policy, device: torch.device | str) -> None:
         """Puts the policy on its device, with the optimizer that fits it."""
@@ -561,13 +563,7 @@ class Trainer:
             self.eval_rows
         )  # few rows: this worker has none, and still must name the sums that all add up
         index_ranges = [range(min(size, len(self.eval_rows)))] if idle else index_ranges
-        measured = None
-        if self.policy.method.measures and self.eval_rows:
-            batches = [
-                self._collate(indices, self.eval_rows, len(self.train_rows)) for indices in index_ranges
-            ]
-            self._measure(batches)
-            measured = [batch.measured for batch in batches]
+        measured = self._measured(index_ranges)
         for number, indices in enumerate(index_ranges):
             batch = self._collate(indices, self.eval_rows, len(self.train_rows))
             batch.measured = None if measured is None else measured[number]
@@ -589,6 +585,14 @@ class Trainer:
         if self.world > 1:
             dist.barrier()
         return metrics
+
+    def _measured(self, index_ranges: Sequence[range]) -> list[Any] | None:
+        """What the method measures of each batch of evaluation rows; None where it measures nothing."""
+        if not self.policy.method.measures or not self.eval_rows:
+            return None
+        batches = [self._collate(indices, self.eval_rows, len(self.train_rows)) for indices in index_ranges]
+        self._measure(batches)
+        return [batch.measured for batch in batches]
 
     def _evaluate_and_save(self, log: Logger | None) -> dict[str, float]:
         """At the steps where they are due."""

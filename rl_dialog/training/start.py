@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import proper_weights
@@ -129,8 +129,7 @@ def load_trainer(
     report: Report | None = None,
 ) -> Trainer:
     """Everything loaded; `notes` gets what was warned of."""
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
+    load_quietly()
     tokenizer = run.method.extend_tokenizer(load_tokenizer(Path(run.data) / "tokenizer"))
     torch.manual_seed(run.seed)
     model = run.model

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +25,12 @@ from safetensors.torch import load_file, save_file
 
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.errors import UserError
-from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
+from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig, GreedyActs
 from rl_dialog.models.adversarial_reward import AdversarialReward
 from rl_dialog.training.imitation import Imitation, imitate
 from rl_dialog.training.logger import Log, logged
 from rl_dialog.training.optim import load_optimizer, save_optimizer
+from rl_dialog.training.task_settings import TaskSettings
 
 VALIDATION = 1_000_000  # number of the first validation conversation: far from those of a final evaluation
 
@@ -69,6 +71,33 @@ class TaskTraining:
         """`log(epoch, metrics)`, shown while the block lasts."""
         more = {"report_to": self.report_to, "settings": self.about, "quiet": self.quiet}
         return logged(self.folder, first_step=first_epoch, **more)
+
+
+def training_of(
+    settings: TaskSettings,
+    folder: Path,
+    experts: Callable[..., Experts],
+    play: Callable[[Sequence[int], GreedyActs], Iterable[Any]],
+    *,
+    quiet: bool = False,
+) -> TaskTraining:
+    """The training that these settings ask for.
+
+    Args:
+        experts: gives the turns to imitate, of conversations of this `seed`.
+        play: what conversations with these numbers and this policy come to.
+    """
+    goals = range(VALIDATION, VALIDATION + settings.eval_episodes)
+
+    def validate(policy: ActPolicy) -> dict[str, float]:
+        return validation_figures(play(goals, GreedyActs(policy)))
+
+    # conversations that nobody else learns from or is measured with
+    demonstrations = partial(experts, seed=2**31 + settings.train_seed)
+    limits = {name: getattr(settings, name) for name in ("save_total_limit", "report_to")}
+    about = {"policy": settings.policy, "train_seed": settings.train_seed}
+    seed = settings.train_seed
+    return TaskTraining(folder, seed, demonstrations, validate, **limits, quiet=quiet, about=about)
 
 
 def validation_figures(outcomes: Iterable[Any]) -> dict[str, float]:

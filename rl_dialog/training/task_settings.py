@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from rl_dialog.config import at_least
+from rl_dialog.errors import UserError
 from rl_dialog.training.imitation import Imitation
 from rl_dialog.training.policy_gradient import APPO, GDPL, PG, PPO
 
@@ -74,3 +76,23 @@ class TaskSettings:
     def reinforced_epochs(self) -> int:
         """Batches of turns."""
         return REINFORCED_EPOCHS if self.epochs is None else self.epochs
+
+    def check(self, *, resume: bool) -> None:
+        """Raises UserError for what cannot be trained."""
+        at_least(self, train_seed=0, num_workers=0, num_envs=1, eval_every=1, eval_episodes=1)
+        at_least(self, save_total_limit=1, epochs=0, batch_size=1)
+        if self.policy == "rule":
+            names = ("model_name_or_path", "epochs", "batch_size")
+            given = [name for name in names if getattr(self, name) not in (None, "")]
+            if given := given + ["resume"] * resume:
+                raise UserError(
+                    f"--{given[0]}: the rule policy is not trained; choose another --policy, or leave this "
+                    "out"
+                )
+        if self.policy == "mle" and resume:
+            raise UserError(
+                "--resume: imitation is not resumed, as it takes minutes; pass --overwrite to start it anew"
+            )
+        if self.epochs == 0 and not self.model_name_or_path:
+            what = "--model_name_or_path, the folder of a task policy or of a run"
+            raise UserError(f"--epochs 0 evaluates a checkpoint: expected {what}")

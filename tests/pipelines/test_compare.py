@@ -19,7 +19,8 @@ import psutil
 import pytest
 import yaml
 
-from pipelines import compare, stages
+from envs import write_logs_of
+from pipelines import compare
 from pipelines.compare import CompareConfig, main
 from rl_dialog.cluster import experiment
 from rl_dialog.errors import UserError
@@ -76,7 +77,7 @@ def config_of(table: Path, **changes) -> CompareConfig:
 def test_worlds_write_their_logs_by_their_class_or_their_module(tmp_path: Path) -> None:
     for world in ("toy_graph", "tests.worlds.mazes:Maze"):
         path = tmp_path / world / "logs.jsonl"
-        stages._write_logs({"world": world, "dialogs": 11, "seed": 1}, path)
+        write_logs_of({"world": world, "dialogs": 11, "seed": 1}, path)
         assert len(path.read_text(encoding="utf-8").splitlines()) == 11
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from envs.multiwoz.acts import NONE
 from envs.multiwoz.environment import Simulator
-from envs.multiwoz.rollout import dialog_record, play
+from envs.multiwoz.rollout import dialog_of, play
 from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.templates import NO_BOOKING, PLACEHOLDER, Speaker
 from rl_dialog.data.schema import Dialog
@@ -112,7 +112,7 @@ def test_conversations_become_dialogs(world, request):
     simulator = Simulator(world)
     speakers = {side: Speaker(world.templates[side], side=side) for side in ("user", "system")}
     for played in play(simulator, RulePolicy(world.database, simulator.options).respond, seed=1, episodes=40):
-        dialog = Dialog.from_record(dialog_record(played, speakers))
+        dialog = dialog_of(played, speakers)
         assert [message["role"] for message in dialog.messages] == [
             "user",
             "assistant",
@@ -124,4 +124,4 @@ def test_conversations_become_dialogs(world, request):
                 special = value in ("?", NONE, "dontcare", "no", "yes", "any") or slot == "Open"
                 assert special or value.lower() in message["content"].lower(), message
         assert Dialog.from_json(dialog.to_json()) == dialog
-    assert dialog_record(played)["messages"][0]["content"].split("; ")[0].count("-") >= 3
+    assert dialog_of(played).messages[0]["content"].split("; ")[0].count("-") >= 3
