@@ -4,7 +4,7 @@ in when that is no world but contexts of logs."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,20 +12,24 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl_dialog.data.shards import load_manifest
-from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
+from rl_dialog.data.shards import load_manifest, read_rows
+from rl_dialog.data.tokenize import Row, load_tokenizer, require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.checkpoints import MakeEnv
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
-from rl_dialog.evaluation.rollouts import Rollouts
+from rl_dialog.evaluation.openings import ROLES, Openings, RewardMix
+from rl_dialog.evaluation.rollouts import Judge, Rollouts, judged_return, self_play_return
+from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import ONLINE, RLOO, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
-from rl_dialog.rewards import REWARDS, choosing
+from rl_dialog.rewards import REWARDS, Reward, choosing
 from rl_dialog.training.logger import check_tracker
+from rl_dialog.training.loop import Evaluate
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
+from rl_dialog.training.versions import FROZEN, Versions
 
 ENV_SEED = 10_000  # of the partners that the return is measured with: those of `train`
 PLAY_SEED = 20_000  # of those that are learned from
@@ -43,12 +47,32 @@ class OnlineRun(OnlineSettings):
     contexts: str = ""
     """instead of a world, a directory that `prepare` wrote: one reply to each context of its training split,
     judged by `rewards`; the return is measured on the validation split"""
+    self_play: bool = False
+    """the policy plays all roles: of a world of several (textarena:NAME?opponent=self), or with `contexts`
+    both sides of conversations that begin as a logged one did, judged by `rewards`. Each role is an episode
+    of its own, compared with the same role of its group"""
+    opponent_lag: int = 0
+    """in self-play, how many rounds the copy that plays the other roles falls behind before it is renewed;
+    0: it is the policy as it is, and all roles are learned from; -1: it stays what the policy was at the
+    start"""
+    learner_role: str = ""
+    """in self-play, the only role that is learned; by default all of them, and against a copy that lags who
+    speaks first in every other group and the others in the rest"""
+    self_play_turns: int = 3
+    """in self-play from logged openings, the replies of each side"""
+    eval_env: str = ""
+    """the world that the return is measured in; by default `env`, and in self-play against the policy as it
+    was at the start"""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
-    """with `contexts`, the weight of each reward, e.g. `--rewards.learned 1`; `--rewards.MODULE:FUNCTION 1`
-    is one of your own (rl_dialog/rewards/README.md)"""
+    """the weight of each reward, e.g. `--rewards.learned 1`: what judges replies to `contexts`, and in `env`
+    whole conversations instead of the world's own reward, which is watched beside it;
+    `--rewards.MODULE:FUNCTION 1` is one of your own (rl_dialog/rewards/README.md)"""
     scorers: tuple[str, ...] = ()
     """models behind rewards: reward_model=DIR (that `fit_reward` wrote), sentiment=PATH, toxicity=PATH,
     encoder=PATH"""
+    data: str = ""
+    """a directory that `prepare` wrote, whose training split `supervised_weight` holds the policy to; its
+    tokens must be those of the checkpoint"""
     method: Method = field(default_factory=RLOO)
     """how to learn: a name, and dotted flags for its fields"""
     prior: str = ""
@@ -56,12 +80,28 @@ class OnlineRun(OnlineSettings):
     value_trunk: Literal["auto", "shared", "separate"] = "auto"
     """what ppo's values read: a transformer of their own, which begins as a copy of the language model's
     (separate, and auto), or the language model's states (shared)"""
+    use_peft: bool = False
+    """learn LoRA adapters instead of all of the model, which without them is the prior: no second model is
+    held, and only adapters travel to workers"""
+    lora_r: int = 16
+    """rank of the adapters"""
+    lora_alpha: int = 32
+    """scale of the adapters (alpha / r)"""
     groups: int = 8
     """groups of episodes in a round, each with a conversation partner of its own"""
     group_size: int = 8
     """episodes of a group, with the same partner"""
-    batch_size: int = 128
-    """episodes played side by side; what is drawn does not depend on it"""
+    batch_size: int = 0
+    """episodes played side by side, in whole groups; 0: a quarter of a round. What is drawn does not depend
+    on it; with workers it is what one of them is handed at a time"""
+    num_workers: int = 0
+    """Ray actors that play; 0 plays in this process. The result is the same"""
+    cpus_per_worker: int = 1
+    """cores that play, of each actor or of this process; wide models gain by several. The last digits of
+    what is computed depend on them"""
+    max_staleness: int = 0
+    """rounds that workers play ahead while this process learns: a round is played with the weights of so many
+    rounds before; 0 plays and learns in turn"""
     env_episodes: int = 128
     """episodes per measurement of the return, with partners that are never learned from"""
     max_new_tokens: int = 64
@@ -77,27 +117,30 @@ class OnlineRun(OnlineSettings):
 
 
 def load_trainer(
-    config: OnlineRun, out: Path, make_env: MakeEnv, held_out: MakeEnv, *, device: torch.device
+    config: OnlineRun,
+    out: Path,
+    make_env: MakeEnv,
+    held_out: MakeEnv,
+    *,
+    judge: Judge | None = None,
+    device: torch.device,
 ) -> OnlineTrainer:
-    """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`."""
+    """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`; `judge`
+    has the rewards that take the place of the worlds'."""
     start = resolve(config.checkpoint)
     tokenizer = load_tokenizer(start)
     policy = _policy_of(config, start, tokenizer)
     started = (out / "latest").is_file()
     priors = (config.prior,) if config.prior else ()
     prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=priors, started=started)
-    decoding = decoding_of(config)
-    play = Rollouts(
-        make_env,
-        decoding,
-        config.groups,
-        config.group_size,
-        seed=stream(PLAY_SEED, config.seed),
-        folder=out / "rollouts",
-        batch_size=config.batch_size,
+    policy.to(device)
+    versions = (
+        Versions(policy, staleness=config.max_staleness, lag=config.opponent_lag)
+        if config.self_play or config.num_workers
+        else None
     )
-    measure = {"make_env": held_out, "episodes": config.env_episodes, "seed": ENV_SEED, "decoding": decoding}
-    evaluate = partial(env_return, **measure, batch_size=config.batch_size)
+    play = _rollouts_of(config, policy, make_env, out / "rollouts", judge, versions)
+    evaluate = evaluation_of(config, play, held_out, policy)
     return OnlineTrainer(
         policy,
         tokenizer,
@@ -106,36 +149,131 @@ def load_trainer(
         out,
         prior=prior,
         temperature=config.temperature,
+        versions=versions,
+        logged=_logged_rows(config, tokenizer, policy),
         evaluate=evaluate,
         describe=model_card(config, out.name),
         device=device,
     )
 
 
+def _rollouts_of(
+    config: OnlineRun,
+    policy: Policy,
+    make_env: MakeEnv,
+    folder: Path,
+    judge: Judge | None,
+    versions: Versions | None,
+) -> Rollouts:
+    """How rounds are played."""
+    return Rollouts(
+        make_env,
+        decoding_of(config),
+        config.groups,
+        config.group_size,
+        seed=stream(PLAY_SEED, config.seed),
+        folder=folder,
+        batch_size=batch_size_of(config),
+        self_play=config.self_play,
+        learner_role=config.learner_role,
+        threads=config.cpus_per_worker,
+        judge=judge,
+        versions=versions,
+        opponent=Opponent(policy) if config.self_play and config.opponent_lag else None,
+    )
+
+
+def _logged_rows(config: OnlineRun, tokenizer: PreTrainedTokenizerBase, policy: Policy) -> list[Row]:
+    """The rows of the supervised term. Raises UserError for rows of other tokens, and for too long ones."""
+    if not config.data:
+        return []
+    theirs = load_tokenizer(Path(config.data) / "tokenizer")
+    if theirs.get_vocab() != tokenizer.get_vocab() or theirs.chat_template != tokenizer.chat_template:
+        raise UserError(
+            f"--data {config.data}: expected the tokens of {config.checkpoint}, got others: prepare the logs "
+            "anew with --tokenizer and that checkpoint"
+        )
+    rows = [row for row in read_rows(config.data, "train") if row.assistant.any()]
+    longest = max((len(row.input_ids) for row in rows), default=0)
+    if not rows or longest > (policy.context or longest):
+        raise UserError(
+            f"--data {config.data}: expected replies in rows of at most {policy.context} tokens in its "
+            f"training split, got {len(rows)} rows, the longest of {longest}"
+        )
+    return rows
+
+
+def batch_size_of(config: OnlineRun) -> int:
+    """Episodes side by side, by default whole groups that are a quarter of a round."""
+    return config.batch_size or -(-config.groups // 4) * config.group_size
+
+
+def evaluation_of(config: OnlineRun, play: Rollouts, held_out: MakeEnv, policy: Policy) -> Evaluate:
+    """How the return is measured: in a world, or in self-play against the start."""
+    side_by_side = config.batch_size or 128
+    if not config.self_play or config.eval_env:
+        measure = {"make_env": held_out, "episodes": config.env_episodes, "seed": ENV_SEED}
+        measure |= {"decoding": play.decoding, "batch_size": side_by_side}
+        if play.judge is None:
+            return partial(env_return, **measure)
+        return partial(judged_return, **measure, judge=play.judge)
+    playing = replace(play.playing, make_env=held_out, group_size=1, seed=ENV_SEED, batch_size=side_by_side)
+    return partial(
+        self_play_return,
+        playing=playing,
+        opponent=play.opponent or Opponent(policy),
+        start=play.versions.kept[0],
+        episodes=config.env_episodes,
+        judge=play.judge,
+    )
+
+
+def judge_of(config: OnlineRun) -> RewardMix | None:
+    """The rewards that are learned from instead of a world's. Raises UserError."""
+    weights = choosing.read_weights(config.rewards)
+    if not weights or (config.contexts and not config.self_play):  # contexts judge by themselves
+        return None
+    return RewardMix(_rewards_of(config, weights), weights, world_pays=bool(config.env))
+
+
+def _rewards_of(config: OnlineRun, weights: dict[str, float]) -> dict[str, Reward]:
+    models = {"rating": None, "compat": "", "scorers": config.scorers, "label_weights": {}}
+    return choosing.load_rewards(weights, **models)
+
+
 def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    """The checkpoint as a policy of the method. Raises UserError for one of adapters."""
+    """The checkpoint as a policy of the method."""
     torch.manual_seed(config.seed)
-    model = ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk)
+    model = model_of(config, start)
     policy = Policy(load_lm(model, tokenizer), config.method, model)
     policy.start = start_of(start)
-    if policy.has_adapters:
-        raise UserError(
-            f"--checkpoint {config.checkpoint}: expected a whole model, got LoRA adapters, whose prior would "
-            "be the model below them: merge them into it first (peft's merge_and_unload)"
-        )
     return policy
+
+
+def model_of(config: OnlineRun, start: str) -> ModelConfig:
+    """What is loaded of the checkpoint `start`; LoRA adapters that it consists of are merged into the model
+    below them."""
+    adapters = {"use_peft": config.use_peft, "lora_r": config.lora_r, "lora_alpha": config.lora_alpha}
+    return ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk, **adapters)
 
 
 def check_run(config: OnlineRun) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     decoding_of(config).check()
     _check_partner(config)
+    _check_self_play(config)
+    if config.max_staleness and not config.num_workers:
+        raise UserError(
+            f"--max_staleness {config.max_staleness}: expected --num_workers, which play while this process "
+            "learns"
+        )
     check_tracker(config.report_to)
     if not config.method.online:
         raise UserError(
             f"--method {method_name(config.method)} learns from logs: python -m pipelines.train; online "
             f"learn {', '.join(ONLINE)}"
         )
+    _check_terms(config)
     if config.method.compares_groups and config.group_size < 2:
         raise UserError(
             f"--group_size {config.group_size}: {method_name(config.method)} compares the episodes of a "
@@ -153,31 +291,71 @@ def check_run(config: OnlineRun) -> None:
         )
 
 
+def _check_terms(config: OnlineRun) -> None:
+    """What the loss has besides the method's own."""
+    if bool(config.data) != bool(config.supervised_weight):
+        given, other = ("data", "supervised_weight") if config.data else ("supervised_weight", "data")
+        raise UserError(
+            f"--{given}: expected --{other} too: a supervised term is of logs (data) and has a weight"
+        )
+    if config.data:
+        load_manifest(config.data)
+    if config.use_peft and config.prior:
+        raise UserError(
+            "--use_peft: expected no --prior, because the model without its adapters is the prior, got "
+            f"{config.prior}"
+        )
+    if config.target_kl and not config.method.c:
+        raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
+
+
 def _check_partner(config: OnlineRun) -> None:
     if bool(config.env) == bool(config.contexts):
         raise UserError(
             "expected either --env, a world to talk in, or --contexts, a directory that `prepare` wrote, got "
             + ("both" if config.env else "neither")
         )
+    weights = choosing.read_weights(config.rewards)
+    if config.scorers and not weights:
+        raise UserError("--scorers: expected rewards that ask them, --rewards.NAME WEIGHT, got none")
     if config.env:
-        given = [name for name, weight in config.rewards.items() if weight is not None]
-        if given or config.scorers:
-            flag = f"--rewards.{given[0]}" if given else "--scorers"
-            raise UserError(f"{flag}: a world has rewards of its own; rewards judge replies to --contexts")
-    elif not choosing.read_weights(config.rewards):
+        return
+    if not weights:
         raise UserError(
             "--contexts: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
         )
-    else:
-        load_manifest(config.contexts)
+    load_manifest(config.contexts)
+
+
+def _check_self_play(config: OnlineRun) -> None:
+    if config.opponent_lag < FROZEN:
+        raise UserError(
+            f"--opponent_lag {config.opponent_lag}: expected rounds from 0 on, or {FROZEN} for a copy that "
+            "stays what the policy was at the start"
+        )
+    if not config.self_play and (config.opponent_lag or config.learner_role):
+        flag = "opponent_lag" if config.opponent_lag else "learner_role"
+        raise UserError(f"--{flag}: expected --self_play, where the policy has an opponent and a role")
+    if config.self_play and config.contexts and config.learner_role not in ("", *ROLES):
+        raise UserError(
+            f"--learner_role {config.learner_role}: expected {' or '.join(ROLES)}, the sides of a "
+            "conversation that begins with a logged user's words"
+        )
+    if config.eval_env and not config.env:
+        raise UserError(
+            "--eval_env: expected --env; with --contexts the return is measured on the validation split"
+        )
 
 
 def contexts_of(config: OnlineRun) -> tuple[MakeEnv, MakeEnv]:
-    """The contexts that are learned from, and those that the return is measured in. Raises UserError."""
+    """The logged contexts, or in self-play openings, that are learned from, and those that the return is
+    measured in. Raises UserError."""
+    splits = ("train", "validation")
+    if config.self_play:
+        return tuple(Openings(config.contexts, split, config.self_play_turns) for split in splits)
     weights = choosing.read_weights(config.rewards)
-    models = {"rating": None, "compat": "", "scorers": config.scorers, "label_weights": {}}
-    rewards = choosing.load_rewards(weights, **models)
-    return tuple(Contexts(config.contexts, split, rewards, weights) for split in ("train", "validation"))
+    rewards = _rewards_of(config, weights)
+    return tuple(Contexts(config.contexts, split, rewards, weights) for split in splits)
 
 
 def returns_of(out: Path) -> tuple[float | None, float | None]:
@@ -199,7 +377,8 @@ def decoding_of(config: OnlineRun) -> Decoding:
 
 def model_card(config: OnlineRun, name: str) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it."""
-    world = config.env or f"contexts of {Path(config.contexts).name}"
+    world = config.env or f"{'openings' if config.self_play else 'contexts'} of {Path(config.contexts).name}"
+    world += " in self-play" if config.self_play else ""
     how = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
     plain = Decoding()  # what has learned is the policy as it was drawn from
     spoken = "".join(f" --{key} {value}" for key, value in how.items() if value != getattr(plain, key))
@@ -209,6 +388,7 @@ A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
 
 - method: `{config.method}`
 - world: {world}, {config.groups} groups of {config.group_size} episodes a round
+- rewards: {choosing.read_weights(config.rewards) or "the world's own"}
 - started from: {Path(config.checkpoint).name}
 - seed: {config.seed}
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_dialog.data.batch import Batch, collate
-from rl_dialog.data.files import write_json
+from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.rollout import Rollout
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
@@ -32,11 +33,17 @@ from rl_dialog.methods.method import Outputs
 from rl_dialog.models.checkpoint import describe
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
-from rl_dialog.training.logger import Logger
+from rl_dialog.training.logger import Logger, write_note
 from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
 from rl_dialog.training.optim import Schedule
+from rl_dialog.training.over_optimisation import OverOptimisation
+from rl_dialog.training.token_page import TokenEpisode, TokenRow, token_page
+from rl_dialog.training.versions import Versions
 
-UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet
+UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet, c, the alarm
+SAMPLES = "samples"  # the folder of a run with its conversations token by token
+LOGGED = 1  # the stream of randomness that logged rows are drawn from
+KL_CUT = 0.2  # the largest relative error that the controller of c answers to (Ziegler et al. 2019)
 
 Play = Callable[[Policy, Any, int], Sequence[Rollout]]  # (policy, tokenizer, step) -> the step's episodes
 
@@ -71,6 +78,14 @@ class OnlineSettings:
     """rewards are learned from in this many units of reward; 0 takes the spread of the first round's returns
     (of the first that has one), 1 the rewards as they are. c, entropy_weight and values are in this unit;
     returns are reported in units of reward"""
+    target_kl: float = 0.0
+    """nats per reply that the policy shall be away from the prior: c follows, c <- c (1 + kl_gain e) after
+    each round, e = (kl_per_reply / target_kl - 1) cut to [-.2, .2] (Ziegler et al. 2019); 0 leaves c alone"""
+    kl_gain: float = 0.1
+    """how fast c follows"""
+    supervised_weight: float = 0.0
+    """weight of -log p of logged replies per token (with `data`), beside what was played: as many logged rows
+    as episodes in every step of the optimizer (the ptx term of Ouyang et al. 2022)"""
     logging_steps: int = 1
     """rounds between two lines of metrics"""
     eval_steps: int = 25
@@ -117,6 +132,9 @@ class OnlineObjective(Objective):
         self.temperature = temperature
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        if batch.advantages is None:  # logged: the supervised term
+            total, nll = self.outputs(batch).lm.nll(batch.actions)
+            return batch.supervised * total, {"supervised_nll": batch.supervised * nll.sum()}
         loss = self.policy.method.loss(self.outputs(batch), batch)
         return loss.total, loss.metrics
 
@@ -140,6 +158,8 @@ class OnlineTrainer(Trainer):
         play: gives the episodes of a round.
         prior: the frozen prior; without it the policy has adapters to switch off.
         temperature: what the policy speaks at, in `play` and when it is used.
+        versions: of the policy from its start on, where `play` needs older ones.
+        logged: rows of logs, for the supervised term.
         evaluate, report, describe: as Trainer has them; the best checkpoint is that of the highest
             `eval/return`.
     """
@@ -154,6 +174,8 @@ class OnlineTrainer(Trainer):
         *,
         prior: Prior | None = None,
         temperature: float = 1.0,
+        versions: Versions | None = None,
+        logged: Sequence[Row] = (),
         evaluate: Evaluate | None = None,
         report: Callable[[dict[str, float], bool], None] | None = None,
         describe: str = "",
@@ -161,6 +183,8 @@ class OnlineTrainer(Trainer):
     ) -> None:
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         self.play, self.evaluate, self.report, self.describe = play, evaluate, report, describe
+        self.versions, self.logged = versions, logged
+        self.logged_tokens = sum(int(row.assistant[1:].sum()) for row in logged) / max(1, len(logged))
         self.train_rows, self.eval_rows = (), ()
         self._start(policy, device)
         method = policy.method
@@ -172,6 +196,7 @@ class OnlineTrainer(Trainer):
         self.eval_steps = config.eval_steps
         self.step, self.best, self.unit_known = 0, None, False
         self._held_out: list[float] = []
+        self.alarm = OverOptimisation()
         self.metric, self.sign = self._selection_metric()
         frozen = prior.to(self.device) if prior else self.policy
         self.objective = OnlineObjective(self.policy, frozen, temperature)
@@ -185,15 +210,20 @@ class OnlineTrainer(Trainer):
         while self.step < self.total_steps:
             began = time.perf_counter()
             self.policy.eval()  # dropout would make another policy of the one that played
+            if self.versions is not None:
+                self.versions.remember(self.step, self.policy)
             rollouts = self.play(self.policy, self.tokenizer, self.step)
             played = time.perf_counter() - began
             figures = figures_of(rollouts) | self._learn(
                 [each for each in rollouts if each.total is not None]
             )
             seconds = time.perf_counter() - began
+            drawn, read = (sum(f(row) for each in rollouts for row in each.rows) for f in (_drawn, _read))
             figures |= {
                 "data/episodes_per_s": len(rollouts) / seconds,
                 "data/playing": played / seconds,
+                "data/drawn_tokens_per_s": drawn / played,
+                "data/learned_tokens_per_s": read * self.passes / (seconds - played),
                 "train/progress": self.step / self.total_steps,
             }
             if self._due(self.config.logging_steps):
@@ -214,6 +244,8 @@ class OnlineTrainer(Trainer):
             self._set_unit(np.array([rollout.total for rollout in rollouts]))
         said, experiences = self._experiences(rollouts)
         episodes = self._samples(rollouts, said, experiences)
+        if self._due(self.eval_steps) or self.step in (0, self.total_steps - 1):
+            self._show(rollouts, episodes)
         sums, decisions, rate = self._passes(episodes)
         self.step += 1
         ratios = np.concatenate([each.log_ratio for each in experiences])
@@ -223,12 +255,50 @@ class OnlineTrainer(Trainer):
             for each, logp in zip(a, b.logp, strict=True)
         ]  # fmt: skip
         means = {f"train/{name}": float(value) / decisions for name, value in sums.items()}
+        kl_per_reply, c = float(ratios.sum()) / replies, self.policy.method.c
+        self._steer(kl_per_reply)
         return means | {
             "train/learning_rate": rate,
-            "train/kl_per_reply": float(ratios.sum()) / replies,
+            "train/c": c,
+            "train/kl_per_reply": kl_per_reply,
             "train/behaviour_gap": float(np.concatenate(gaps).mean()),
             "train/reply_tokens": len(ratios) / replies,
         }
+
+    def _show(self, rollouts: Sequence[Rollout], episodes: Sequence[Sequence[Sample]]) -> None:
+        """Writes two episodes of the first two groups as a page: their tokens, and what is learned from
+        them."""
+        shown: dict[int, list[TokenEpisode]] = {}
+        for rollout, samples in zip(rollouts, episodes, strict=True):
+            rows = [
+                TokenRow(each.row, each.behaviour_logp, each.prior_logp, each.advantages, each.weights)
+                for each in samples
+            ]
+            role = f", {rollout.role}" if rollout.role else ""
+            title = f"Group {rollout.group}, episode {rollout.episode}{role}: return {rollout.total:.3g}"
+            shown.setdefault(rollout.group, []).append(TokenEpisode(title, rows))
+        chosen = [each for group in list(shown.values())[:2] for each in group[:2]]
+        page = token_page(f"{self.output_dir.name}: round {self.step + 1}", chosen, self.tokenizer)
+        (self.output_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
+        write_text_atomically(self.output_dir / SAMPLES / f"round-{self.step + 1:06d}.html", page)
+
+    def _evaluation(self) -> dict[str, float]:
+        """And whether a reward is over-optimised, where the world's own is known beside it."""
+        metrics = super()._evaluation()
+        if "eval/true_return" in metrics:
+            message = self.alarm.look(self.step, metrics)
+            metrics["eval/over_optimised"] = float(message is not None)
+            if message:
+                write_note(self.output_dir, message)
+                warnings.warn(message, stacklevel=2)
+        return metrics
+
+    def _steer(self, kl_per_reply: float) -> None:
+        """c for the next round, where a divergence is aimed at."""
+        if self.config.target_kl:
+            error = float(np.clip(kl_per_reply / self.config.target_kl - 1, -KL_CUT, KL_CUT))
+            method = self.policy.method
+            self.policy.method = replace(method, c=method.c * (1 + self.config.kl_gain * error))
 
     @torch.no_grad()
     def _set_unit(self, returns: np.ndarray) -> None:
@@ -298,17 +368,34 @@ class OnlineTrainer(Trainer):
         rng = np.random.default_rng((self.config.seed, self.step))
         torch.manual_seed(int(rng.integers(1 << 62)))
         sums: dict[str, Tensor] = {}
-        decisions, rate = 0, 0.0
+        decisions, rate, number = 0, 0.0, 0
         for _ in range(self.passes):
             order = rng.permutation(len(episodes))
             for part in np.array_split(order, min(self.parts, len(order))):
                 batches = list(self._batches([sample for i in part for sample in episodes[i]]))
                 count = sum(batch.decisions for batch in batches)
+                batches += self._logged_batches(len(part), number)
                 found, norm, rate = self._descend(self.objective, batches, len(part))
+                if "supervised_nll" in found:  # a mean over logged tokens, not over what was played
+                    found["supervised_nll"] *= count / (self.config.supervised_weight * len(part))
                 for name, value in (found | {"grad_norm": norm * count}).items():
                     sums[name] = sums.get(name, 0) + value
-                decisions += count
+                decisions, number = decisions + count, number + 1
         return sums, decisions, rate
+
+    def _logged_batches(self, episodes: int, number: int) -> Iterator[Batch]:
+        """Micro-batches of as many logged rows as episodes, for step `number` of the optimizer in this round.
+        The step's losses are divided by its episodes; those of logged tokens by how many so many rows have on
+        average, so that a token weighs the same whichever rows it meets."""
+        if not self.logged:
+            return
+        rng = np.random.default_rng((self.config.seed, self.step, number, LOGGED))
+        rows = [self.logged[i] for i in rng.integers(len(self.logged), size=episodes)]
+        for indices in _micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size):
+            batch = collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0)
+            # _descend divides by the episodes, of which there are as many as rows
+            batch.supervised = self.config.supervised_weight / self.logged_tokens
+            yield batch.to(self.device)
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         """Micro-batches of like lengths."""
@@ -324,14 +411,23 @@ class OnlineTrainer(Trainer):
 
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
         super()._fill(directory, metrics)
-        write_json(directory / "trainer" / UNIT, {"known": self.unit_known})
+        state = {"known": self.unit_known, "c": self.policy.method.c, "alarm": self.alarm.state()}
+        write_json(directory / "trainer" / UNIT, state)
+        if self.versions is not None:
+            self.versions.save(directory / "trainer", self.step)
 
     def _resume(self) -> None:
         super()._resume()
         if self.step:
             latest = self._pointer("latest")
             self.policy.value_unit = float(describe(latest).get("value_unit", 1.0))
-            self.unit_known = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))["known"]
+            state = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))
+            self.unit_known = state["known"]
+            self.alarm.load(state.get("alarm", {}))
+            if self.config.target_kl:
+                self.policy.method = replace(self.policy.method, c=state.get("c", self.policy.method.c))
+            if self.versions is not None:
+                self.versions.load(latest / "trainer")
 
 
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -342,13 +438,41 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "train/replies_per_dialog": sum(len(r.rewards) for each in rollouts for r in each.rows)
         / len(rollouts),
         "train/rows_per_dialog": sum(len(each.rows) for each in rollouts) / len(rollouts),
+        "train/distinct_pairs": _distinct_pairs(rollouts),
+        "train/staleness": float(np.mean([each.staleness for each in rollouts])),
     }
     if scored:
         totals = np.array([rollout.total for rollout in scored])
         groups = np.array([rollout.group for rollout in scored])
         figures["train/return"] = float(totals.mean())
         figures["train/flat_groups"] = groups_without_spread(totals, groups)
+        roles = np.array([rollout.role for rollout in scored])
+        for name in sorted({name for rollout in scored for name in rollout.components}):
+            values = [each.components[name] for each in scored if name in each.components]
+            figures["train/true_return" if name == "world" else f"train/reward_{name}"] = float(
+                np.mean(values)
+            )
+        if len(names := sorted(set(roles))) > 1:
+            figures |= {f"train/return_{name}": float(totals[roles == name].mean()) for name in names}
     return figures
+
+
+def _distinct_pairs(rollouts: Sequence[Rollout]) -> float:
+    """Different pairs of tokens that follow each other in replies, as a share of all such pairs: the lower,
+    the more the policy repeats itself."""
+    pairs: list[tuple[int, int]] = []
+    for row in (row for each in rollouts for row in each.rows):
+        both = row.assistant[1:] & row.assistant[:-1]
+        pairs += zip(row.input_ids[:-1][both].tolist(), row.input_ids[1:][both].tolist(), strict=True)
+    return len(set(pairs)) / max(1, len(pairs))
+
+
+def _drawn(row: Row) -> int:
+    return int(row.assistant[1:].sum())
+
+
+def _read(row: Row) -> int:
+    return len(row.input_ids)
 
 
 def _experience(rollout: Rollout, said: Sequence[Said], unit: float) -> Experience:

@@ -139,11 +139,23 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"checkpoint": "./nowhere"}, "expected a directory with a model"),
         ({"env": ""}, "expected either --env.*got neither"),
         ({"contexts": "data"}, "expected either --env.*got both"),
-        ({"rewards": {"question": 1.0}}, "--rewards.question: a world has rewards of its own"),
+        ({"scorers": ("sentiment=x",)}, "--scorers: expected rewards that ask them"),
+        ({"rewards": {"learned": 1.0}}, "--rewards.learned: expected the model that it asks"),
         ({"env": "", "contexts": "nowhere"}, "--contexts: expected rewards"),
         ({"env": "", "contexts": "nowhere", "rewards": {"question": 1.0}}, "nowhere"),
         ({"env": "smalltalk"}, "Did you mean small_talk"),
         ({"env": "pong"}, "unsuitable env"),
+        ({"opponent_lag": 1}, "--opponent_lag: expected --self_play"),
+        ({"learner_role": "x"}, "--learner_role: expected --self_play"),
+        ({"self_play": True, "opponent_lag": -2}, "--opponent_lag -2: expected rounds from 0 on, or -1"),
+        ({"self_play": True, "self_play_turns": 0}, "--self_play_turns of at least 1"),
+        ({"eval_env": "smalltalk"}, "Did you mean small_talk"),
+        ({"data": "nowhere"}, "--data: expected --supervised_weight too"),
+        ({"supervised_weight": 0.1}, "--supervised_weight: expected --data too"),
+        ({"supervised_weight": 0.1, "data": "nowhere"}, "nowhere"),
+        ({"target_kl": 1.0, "method": RLOO(c=0.0)}, "--target_kl: expected --method.c above 0"),
+        ({"max_staleness": 1}, "--max_staleness 1: expected --num_workers"),
+        ({"num_workers": -1}, "--num_workers of at least 0"),
         ({"group_size": 1}, "rloo compares the episodes of a group, so expected at least 2"),
         ({"groups": 0}, "--groups of at least 1"),
         ({"num_iterations": 0}, "--num_iterations of at least 1"),
@@ -187,6 +199,49 @@ def test_logs_are_for_train_and_worlds_for_online(tmp_path: Path) -> None:
     flags = ["--method", "grpo", "--method.no-divide_by_length", "--method.kl", "k2"]
     method = load_config(OnlineConfig, flags, choices=online.CHOICES).method
     assert method == GRPO(divide_by_length=False, kl="k2")
+
+
+@pytest.mark.slow
+def test_adapters_learn_and_are_a_start_themselves(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """The prior is the model without them, a resumed run goes on with the same bits, and what has learned is
+    the start of another run, whose prior is it."""
+    how = {"use_peft": True, "lora_r": 4, "lr_scheduler_type": "constant", "eval_steps": 2, "env_episodes": 4}
+    config = replace(config, learning_rate=5e-2, **how)
+    whole = online.main(replace(config, max_steps=4))
+    latest = Path(whole["latest"])
+    assert (latest / "adapter_model.safetensors").is_file() and not (latest / "model.safetensors").is_file()
+    half = replace(config, output_dir=str(tmp_path / "half"))
+    online.main(replace(half, max_steps=2))
+    resumed = online.main(replace(half, max_steps=4, resume=True))
+    files = [Path(run["latest"], "adapter_model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert files[0] == files[1] and abs(whole["train/kl_per_reply"]) > 1e-3
+    for use_peft in (True, False):
+        further = {"checkpoint": whole["latest"], "output_dir": str(tmp_path / f"further-{use_peft}")}
+        result = online.main(replace(config, **further, use_peft=use_peft, max_steps=1))
+        assert result["return_before"] == pytest.approx(whole["return"])
+        assert abs(result["train/kl_per_reply"]) < 1e-4  # from where it starts
+    with pytest.raises(UserError, match="--use_peft: expected no --prior"):
+        online.main(replace(half, prior=config.checkpoint))
+
+
+def test_other_rewards_are_learned_in_a_world_whose_own_is_watched(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """The letter e is paid for, and the world's letters a stand beside it, in the log and in the figures."""
+    (tmp_path / "e_reward.py").write_text(OWN.replace('count("a")', 'count("e")'))
+    result = online.main(replace(config, rewards={"e_reward:vowels": 1.0}, max_steps=6, eval_steps=3))
+    assert result["return"] > result["return_before"]
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
+    measured = [line for line in lines if "eval/return" in line]
+    assert all({"eval/true_return", "eval/over_optimised"} <= line.keys() for line in measured)
+    dialogs, _ = read_logs([Path(config.output_dir) / "rollouts"])
+    for dialog in dialogs:
+        for reply in (dialog.messages[i] for i in dialog.replies):
+            assert reply["reward"] == reply["content"].count("e")
+            assert reply["rewards"]["world"] == reply["content"].count("a")
+    last = [dialog for dialog in dialogs if dialog.meta["step"] == 6]
+    paid = [sum(dialog.messages[i]["rewards"]["world"] for i in dialog.replies) for dialog in last]
+    assert result["train/true_return"] == pytest.approx(sum(paid) / len(paid))
+    pages = sorted(path.name for path in (Path(config.output_dir) / "samples").iterdir())
+    assert pages == ["round-000001.html", "round-000004.html", "round-000006.html"]
 
 
 # --- replies to logged contexts -----------------------------------------------------------------------------
@@ -252,6 +307,9 @@ def test_replies_to_contexts_are_judged_by_rewards(config, logs, tmp_path: Path)
         assert reply["reward"] == 2 * reply["content"].count("a") and "feedback" not in str(
             dialog.messages[:-1]
         )
+        assert reply["rewards"]["vowels_reward:vowels"] == reply["content"].count("a")
+    asked = [dialog.messages[-1]["rewards"]["question"] for dialog in dialogs if dialog.meta["step"] == 12]
+    assert result["train/reward_question"] == pytest.approx(sum(asked) / len(asked))  # watched at no weight
 
 
 def test_what_the_rewards_say_is_what_a_world_pays(logs) -> None:  # noqa: ANN001
@@ -288,3 +346,73 @@ def test_rewards_that_cannot_judge_a_new_reply_are_refused(config, logs, rewards
     with pytest.raises(UserError, match=message):
         online.main(replace(config, env="", contexts=logs, rewards=rewards))
     assert not Path(config.output_dir).exists()
+
+
+# --- self-play ----------------------------------------------------------------------------------------------
+
+
+def talks(config: OnlineConfig, logs: str, **more) -> OnlineConfig:  # noqa: ANN003
+    rewards = {"vowels_reward:vowels": 1.0, "repetition": 0.1}
+    return replace(config, env="", contexts=logs, self_play=True, self_play_turns=2, rewards=rewards, **more)
+
+
+def test_two_copies_talk_and_both_learn_what_rewards_say(config, logs, tmp_path: Path) -> None:  # noqa: ANN001
+    """From logged openings; each side is judged by its own replies, in the whole conversation."""
+    (tmp_path / "vowels_reward.py").write_text(OWN)
+    config = talks(config, logs, env_episodes=8, max_steps=8)
+    result = online.main(config)
+    assert result["return"] > result["return_before"] + 0.5
+    dialogs, bad = read_logs([Path(config.output_dir) / "rollouts"])
+    assert not bad and len(dialogs) == 8 * 16 * 2
+    assert {dialog.meta["role"] for dialog in dialogs} == {"assistant", "user"}
+    for dialog in dialogs:
+        opening, *said = dialog.messages
+        assert opening["content"] in ("hello", "how are you?") and len(said) == 4
+        replies = [dialog.messages[i] for i in dialog.replies]
+        assert len(replies) == 2
+        for reply in replies:
+            weighed = reply["rewards"]["vowels_reward:vowels"] + 0.1 * reply["rewards"].get("repetition", 0)
+            assert reply["reward"] == pytest.approx(weighed)
+        if dialog.meta["role"] == "user":
+            assert opening["role"] == "assistant" and opening["weight"] == 0
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
+    assert {"train/return_assistant", "train/return_user"} <= lines[1].keys()
+    assert {"eval/return_assistant", "eval/return_user", "eval/reward_repetition"} <= lines[0].keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [2, -1])
+def test_a_run_against_a_copy_goes_on_where_it_was(config, logs, tmp_path: Path, lag: int) -> None:  # noqa: ANN001
+    """The copy too: the third round is played against the second version of the policy."""
+    (tmp_path / "vowels_reward.py").write_text(OWN)
+    how = {"opponent_lag": lag, "lr_scheduler_type": "constant", "max_steps": 5, "eval_steps": 2}
+    config = talks(config, logs, env_episodes=4, learner_role="assistant", **how)
+    whole = online.main(config)
+    half = replace(config, output_dir=str(tmp_path / "half"), max_steps=2)
+    online.main(half)
+    resumed = online.main(replace(half, resume=True, max_steps=5))
+    weights = [Path(run["latest"], "model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert weights[0] == weights[1]
+    with pytest.raises(UserError, match="--opponent_lag"):
+        online.main(replace(half, resume=True, opponent_lag=0))
+
+
+def test_a_role_that_no_conversation_has_is_refused(config, logs) -> None:  # noqa: ANN001
+    config = talks(config, logs, learner_role="bot")
+    with pytest.raises(UserError, match="--learner_role bot: expected assistant or user"):
+        online.main(config)
+
+
+# --- held to logs -------------------------------------------------------------------------------------------
+
+
+def test_the_supervised_term_holds_a_policy_to_the_logs(config, logs, tokenizer, tmp_path: Path) -> None:  # noqa: ANN001
+    """What is learned says the logged replies more surely than without it."""
+    with pytest.raises((UserError, OSError), match="tokenizer"):
+        online.main(replace(config, data=logs, supervised_weight=1.0))
+    tokenizer.save_pretrained(Path(logs) / "tokenizer")
+    found = {}
+    for weight in (0.5, 5.0):
+        how = {"data": logs, "supervised_weight": weight, "output_dir": str(tmp_path / str(weight))}
+        found[weight] = online.main(replace(config, **how, max_steps=4, env_episodes=4))
+    assert found[5.0]["train/supervised_nll"] < found[0.5]["train/supervised_nll"] - 0.1
