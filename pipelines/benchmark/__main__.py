@@ -82,6 +82,7 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     _check(config)
     out = claim_output(config, "benchmark")
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.threads)
     before = os.getloadavg()
     result = MEASURES[config.what](config)

@@ -11,12 +11,14 @@ the guess has been said whole.
     initial   the expert's first guess against the mediocre player's
     branch    the expert's third guess against one of its first two once more
 
-Both methods train as `train` does at its defaults, but for the expectile. The curves go to the folder as a
-plot, and the checkpoints lie beside them.
+Both methods go on from one clone of the logs and train as `train` does at its defaults, but for the
+expectile; the language model stays the clone's (`awac_weight` 0). The curves go to the folder as a plot, and
+the checkpoints lie beside them.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,10 +34,10 @@ from envs.wordle.logs import write_logs, write_pairs
 from pipelines.benchmark.measuring import Result
 from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.data.schema import read_jsonl
-from rl_dialog.data.tokenize import LEAST_VOCABULARY, Row, tokenize, train_tokenizer
+from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.evaluation.experiment import Say
 from rl_dialog.evaluation.q_rank import Pair, q_rank, read_pairs
-from rl_dialog.methods import ILQL, SARSA, Method
+from rl_dialog.methods import BC, ILQL, SARSA, Method
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
@@ -71,16 +73,25 @@ def measure(config: BenchmarkConfig) -> Result:
     say: Say = (lambda text: None) if config.quiet else partial(print, flush=True)
     for seed in range(config.seed, config.seed + config.runs):
         logs = Logs.written(out / f"logs-seed{seed}", games=config.games, seed=seed)
-        for name, method in {"ilql": ILQL(tau=config.tau), "sarsa": SARSA()}.items():
+        clone = cloned(logs, out / f"bc-seed{seed}", steps=config.steps, seed=seed)
+        for name, method in methods(config.tau).items():
             run = out / f"{name}-seed{seed}"
-            curves.append(learned(method, logs, run, name=name, steps=config.steps, seed=seed, say=say))
+            how = {"name": name, "steps": config.steps, "seed": seed, "say": say}
+            curves.append(learned(method, logs, clone, run, **how))
     ends = {name: {kind: _ends(curves, name, kind) for kind in TITLES} for name in BARS}
-    means = {name: {kind: float(np.mean(found)) for kind, found in each.items()} for name, each in ends.items()}
+    means = {
+        name: {kind: float(np.mean(found)) for kind, found in each.items()} for name, each in ends.items()
+    }
     report = {"ends": ends, "curves": [asdict(curve) for curve in curves], "bars": BARS}
     minutes = sum(curve.seconds for curve in curves) / 60
     size = f"{config.runs} seeds, {config.games} games and {config.steps} updates each, tau {config.tau:g}"
     shown = "\n".join([*table(ends), "", f"{size}; {minutes:.1f} minutes of CPU"])
     return Result(report, shown, {"ranked_first": means, "cpu_minutes": minutes}, plot(curves))
+
+
+def methods(tau: float) -> dict[str, Method]:
+    """What is compared; sarsa is ilql with an expectile of a half."""
+    return {"ilql": ILQL(tau=tau, awac_weight=0.0), "sarsa": SARSA(awac_weight=0.0)}
 
 
 @dataclass(frozen=True)
@@ -93,22 +104,41 @@ class Logs:
 
     @classmethod
     def written(cls, folder: Path, *, games: int, seed: int) -> Logs:
-        """Writes both; every letter and colour is a token."""
+        """Writes both. The tokenizer is as `prepare` makes one: most guesses and colours are one token."""
         folder.mkdir(parents=True)
         write_logs(folder / "logs.jsonl", dialogs=games, seed=seed, kind="adversarial")
         write_pairs(folder / "pairs.jsonl", pairs=PAIRS, seed=seed + OTHER_GAMES)
-        tokenizer = train_tokenizer(["wordle"], vocab_size=LEAST_VOCABULARY)
-        rows = [row for dialog in read_jsonl(folder / "logs.jsonl") for row in tokenize(dialog, tokenizer)]
+        dialogs = list(read_jsonl(folder / "logs.jsonl"))
+        tokenizer = train_tokenizer(message["content"] for dialog in dialogs for message in dialog.messages)
+        rows = [row for dialog in dialogs for row in tokenize(dialog, tokenizer)]
         return cls(tokenizer, rows, read_pairs(folder / "pairs.jsonl"))
 
 
-def learned(
-    method: Method, logs: Logs, folder: Path, *, name: str, steps: int, seed: int, say: Say = print
-) -> Curve:
-    """Trains a new model as `train` does, and ranks the pairs at each evaluation."""
+def cloned(logs: Logs, folder: Path, *, steps: int, seed: int) -> Policy:
+    """A new model that plays as the logs do, which every critic begins as a copy of."""
     torch.manual_seed(seed)
-    policy = Policy(load_lm(MODEL, logs.tokenizer), method, MODEL)
+    policy = Policy(load_lm(MODEL, logs.tokenizer), BC(), MODEL)
     policy.start = "new"
+    settings = TrainerConfig(max_steps=steps, seed=seed, eval_steps=0, report_to="none")
+    Trainer(policy, logs.tokenizer, logs.rows, [], settings, folder).train()
+    return policy
+
+
+def learned(
+    method: Method,
+    logs: Logs,
+    clone: Policy,
+    folder: Path,
+    *,
+    name: str,
+    steps: int,
+    seed: int,
+    say: Say = print,
+) -> Curve:
+    """Trains a critic from the clone, as `train` does, and ranks the pairs at each evaluation."""
+    torch.manual_seed(seed)
+    policy = Policy(copy.deepcopy(clone.lm), method, MODEL)
+    policy.start = "made"
     curve = Curve(name, seed, [], {kind: [] for kind in TITLES}, 0.0)
 
     def rank(metrics: dict[str, float], last: bool) -> None:

@@ -79,8 +79,10 @@ def aggregate(
     means = interquartile_mean(np.concatenate(drawn, axis=1))  # (replicates,)
     low, high = np.percentile(means, [2.5, 97.5])
     units, runs = len(worlds), min(map(len, worlds))
-    return Estimate(value, float(low), float(high), runs, units) if low < high else Estimate(
-        value, None, None, runs, units
+    return (
+        Estimate(value, float(low), float(high), runs, units)
+        if low < high
+        else Estimate(value, None, None, runs, units)
     )
 
 
@@ -100,10 +102,11 @@ def as_markdown(worlds: Sequence[World], methods: Sequence[str]) -> list[str]:
     return [
         *lines,
         "",
-        "Scores: 0 is the return of the policy behind the logs, 1 that of the optimum or the best player, at the "
-        "last checkpoint. All worlds: the interquartile mean over worlds and seeds, with the 95 % interval of a "
-        "bootstrap over the seeds of each world; a world's own column is the mean over its seeds. Above and below: "
-        "in how many worlds the interval of the difference to `bc` lies on that side of 0. "
+        "Scores: 0 is the return of the policy behind the logs, 1 that of the optimum or the best player, "
+        "at the last checkpoint. All worlds: the interquartile mean over worlds and seeds, with the 95 % "
+        "interval of a bootstrap over the seeds of each world; a world's own column is the mean over its "
+        "seeds. Above and below: in how many worlds the interval of the difference to `bc` lies on that side "
+        "of 0. "
         f"From and to: {ends}.",
     ]
 

@@ -222,7 +222,9 @@ def write_comparison(
     paths = {kind: out / f"compare.{kind}" for kind in ("md", "json", "svg")}
     write_text_atomically(paths["md"], table)
     found = {"methods": methods, "tasks": [asdict(task) for task in tasks]}
-    write_json(paths["json"], {**record, **found, "all_worlds": as_record(worlds_of(tasks, methods), methods)})
+    write_json(
+        paths["json"], {**record, **found, "all_worlds": as_record(worlds_of(tasks, methods), methods)}
+    )
     if any(task.metrics for task in tasks):
         for path in (paths["svg"], *([Path(picture)] if picture else [])):
             write_text_atomically(path, to_svg(tasks, methods))

@@ -105,7 +105,9 @@ def test_a_file_without_its_two_marks_is_refused(text: str) -> None:
         replace_table(text, "table\n")
 
 
-def world_of(name: str, low: float, high: float, bc: list[float], ilql: list[float], change: tuple) -> ComparedTask:
+def world_of(
+    name: str, low: float, high: float, bc: list[float], ilql: list[float], change: tuple
+) -> ComparedTask:
     """Returns of each seed in a world where the logs return `low` and the optimum `high`."""
 
     def runs(returns: list[float], method: str) -> dict:

@@ -1,4 +1,4 @@
-"""Random walks on graphs that no setting was chosen on, as worlds by their names: `tests.worlds.graphs:Graph7`."""
+"""Random walks on graphs that no setting was chosen on, as worlds by name: `tests.worlds.graphs:Graph7`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def test_numbers_that_no_run_has(wrong):
 
 
 def test_a_table_and_a_plot_of_two_seeds():
-    ends = {"ilql": {"initial": [0.91, 0.95], "branch": [1.0, 0.99]}, "sarsa": {"initial": [0.0], "branch": []}}
+    ends = {
+        "ilql": {"initial": [0.91, 0.95], "branch": [1.0, 0.99]},
+        "sarsa": {"initial": [0.0], "branch": []},
+    }
     head, _, ilql, sarsa = table(ends)
     assert head.startswith("| method | the expert's opening above a mediocre one |")
     assert ilql == "| `ilql` | 0.910, 0.950 | 1.000, 0.990 |" and sarsa == "| `sarsa` | 0.000 |  |"
