@@ -1,9 +1,10 @@
-"""Scores over many worlds: the scale, the interquartile mean by hand, and the interval beside rliable's."""
+"""Scores over many worlds: the scale, the interquartile mean by hand, and whether the interval covers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import trim_mean
 
 from rl_dialog.evaluation.aggregate import Scale, aggregate, interquartile_mean, scale_of
 
@@ -40,13 +41,15 @@ def test_an_outlier_moves_it_little() -> None:
     assert abs(aggregate(scores).value - aggregate(crashed).value) < 0.05
 
 
-def test_it_is_that_of_rliable() -> None:
-    library = pytest.importorskip("rliable.library", reason="pip install rliable, to compare with it")
-    metrics = pytest.importorskip("rliable.metrics")
-    scores = np.random.default_rng(3).normal(0.6, 0.3, size=(5, 7))  # (seeds, worlds)
-    theirs, ends = library.get_interval_estimates(
-        {"a": scores}, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=4000
-    )
-    ours = aggregate(list(scores.T), replicates=4000)
-    assert ours.value == pytest.approx(theirs["a"][0], abs=1e-12)
-    assert [ours.low, ours.high] == pytest.approx(ends["a"][:, 0].tolist(), abs=0.02)
+def test_it_is_a_trimmed_mean_and_its_interval_covers() -> None:
+    """The interquartile mean is scipy's trimmed mean by a quarter, as in rliable; of 200 experiments with 20
+    seeds in each of 4 worlds the interval has the true value in about 95 %."""
+    rng = np.random.default_rng(3)
+    scores = rng.normal(0.6, 0.3, size=(5, 7))
+    assert interquartile_mean(scores) == pytest.approx(trim_mean(scores, 0.25, axis=1))
+    covered = 0
+    for number in range(200):
+        drawn = rng.normal(0.5, 0.2, size=(4, 20))  # symmetric: the true value is .5
+        found = aggregate(list(drawn), replicates=300, seed=number)
+        covered += found.low <= 0.5 <= found.high
+    assert 175 <= covered <= 198
