@@ -14,6 +14,7 @@
     play        episodes/s of a language model in a text world, over those of one at a time; scripted players
     serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; the cost of HTTP
     cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
+    wordle      no speed: what ilql and sarsa learn of openings after which the logs mostly play badly
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM /
 seconds of ours) within one round: whatever else runs on the machine slows both. Absolute tokens/s are only as
@@ -43,6 +44,7 @@ from pipelines.benchmark import (
     simulation,
     sweeps,
     training,
+    wordle,
 )
 from pipelines.benchmark.contenders import CONTENDERS
 from pipelines.benchmark.settings import BenchmarkConfig
@@ -68,6 +70,7 @@ MEASURES = {
     "play": playing.measure,
     "prefer": preferences.measure,
     "cartpole": cartpole.measure,
+    "wordle": wordle.measure,
 }
 
 
@@ -79,6 +82,7 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     _check(config)
     out = claim_output(config, "benchmark")
     transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.threads)
     before = os.getloadavg()
     result = MEASURES[config.what](config)
@@ -118,6 +122,11 @@ def _check(config: BenchmarkConfig) -> None:
     ):
         numbers = "seeds and steps of at least 1, a seed of at least 0 and one prior or more"
         raise UserError(f"cartpole: expected {numbers}")
+    if config.what == "wordle" and (
+        config.runs < 1 or config.games < 1 or config.steps < 1 or config.seed < 0 or not 0 < config.tau < 1
+    ):
+        numbers = "runs, games and steps of at least 1, a seed of at least 0 and a tau between 0 and 1"
+        raise UserError(f"wordle: expected {numbers}")
 
 
 def _pin_allocator() -> None:

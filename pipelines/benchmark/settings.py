@@ -30,12 +30,13 @@ class BenchmarkConfig(Output):
             "play",
             "prefer",
             "cartpole",
+            "wordle",
         ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
     candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to
     several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
-    returns"""
+    returns; wordle: shares of guesses that a critic ranks right"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -101,7 +102,7 @@ class BenchmarkConfig(Output):
     """simulate: folder with MultiWOZ's files; by default a generated town"""
     steps: int = 4000
     """simulate, prefer: system steps, or steps of the environments, of a round; cartpole: updates of each
-    network of values"""
+    network of values; wordle: of each method"""
     num_envs: int = 64
     """simulate: conversations stepped together; play: episodes of a round, and of a batch"""
     num_workers: int = 0
@@ -110,5 +111,11 @@ class BenchmarkConfig(Output):
     """cartpole: independent learners with buffers and networks of their own"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
+    runs: int = 1
+    """wordle: runs of each method, with logs of their own"""
+    games: int = 22_000
+    """wordle: logged games of a run"""
+    tau: float = 0.99
+    """wordle: expectile of ilql"""
     seed: int = 0
-    """weights, tokens, texts and sampling; cartpole: the first of its seeds"""
+    """weights, tokens, texts and sampling; cartpole and wordle: the first of their seeds"""

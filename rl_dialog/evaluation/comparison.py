@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.aggregate import World, as_markdown, as_record, draw, scale_of
 from rl_dialog.evaluation.intervals import Estimate
 from rl_dialog.evaluation.plots import COLOURS, GREY, as_svg
 from rl_dialog.evaluation.summary import figure_of, shown
@@ -58,6 +59,7 @@ class ComparedTask:
     runs: tuple[FinishedRun, ...] = ()
     metrics: Mapping[str, Any] | None = None  # metrics.json; None where nothing was evaluated
     problem: str = ""  # why the whole task is missing
+    searched: bool = False  # settings were chosen in it: it stands in no score over worlds
 
     def estimate(self, method: str, checkpoint: str, figure: str) -> Estimate | None:
         """The figure of a method at its `best` or `last` checkpoint; where those are the same one, of
@@ -75,6 +77,24 @@ class ComparedTask:
         """Are best and last the same checkpoint in every run?"""
         group = self._group(method, "last")
         return group is not None and group["which"] == ""
+
+    def world(self, methods: Sequence[str]) -> World | None:
+        """Its scores between the logs and the best; None where it has no such scale, or chose settings."""
+        if self.searched or self.metrics is None or self.figures[0] != "return":
+            return None
+        values = {name: value["value"] for name, value in self.metrics["references"].items() if value}
+        if (scale := scale_of(values)) is None:
+            return None
+        scores, above, below = {}, set(), set()
+        for method in methods:
+            runs = (self._group(method, "last") or {"runs": []})["runs"]
+            returns = [run["figures"].get("return") for run in runs]
+            scores[method] = [scale.score(value) for value in returns if value is not None]
+            change = self.difference(method, "last", "return")
+            if change and change.low is not None and change.high is not None:
+                above |= {method} if change.low > 0 else set()
+                below |= {method} if change.high < 0 else set()
+        return World(self.title, scale, scores, frozenset(above), frozenset(below))
 
     def _group(self, method: str, checkpoint: str) -> Mapping[str, Any] | None:
         groups = self.metrics["groups"] if self.metrics else ()
@@ -101,7 +121,15 @@ def to_markdown(tasks: Sequence[ComparedTask], methods: Sequence[str], header: s
         "",
         *_notes(tasks),
     ]
+    if worlds := worlds_of(tasks, methods):
+        lines += ["", *as_markdown(worlds, methods)]
     return "\n".join(lines) + "\n"
+
+
+def worlds_of(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> list[World]:
+    """Those that can be put together; none where there are fewer than two."""
+    worlds = [world for task in tasks if (world := task.world(methods))]
+    return worlds if len(worlds) > 1 else []
 
 
 def _cells(task: ComparedTask, method: str) -> list[str]:
@@ -193,7 +221,10 @@ def write_comparison(
     table = to_markdown(tasks, methods, header)
     paths = {kind: out / f"compare.{kind}" for kind in ("md", "json", "svg")}
     write_text_atomically(paths["md"], table)
-    write_json(paths["json"], {**record, "methods": methods, "tasks": [asdict(task) for task in tasks]})
+    found = {"methods": methods, "tasks": [asdict(task) for task in tasks]}
+    write_json(
+        paths["json"], {**record, **found, "all_worlds": as_record(worlds_of(tasks, methods), methods)}
+    )
     if any(task.metrics for task in tasks):
         for path in (paths["svg"], *([Path(picture)] if picture else [])):
             write_text_atomically(path, to_svg(tasks, methods))
@@ -224,12 +255,17 @@ def to_svg(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> str:
     ]
     if not having:
         raise UserError("expected at least one evaluated task to draw, got none")
-    figure = Figure(figsize=(1.6 + 3.4 * len(having), 1.3 + 0.36 * len(methods)), layout="constrained")
-    for axes, task in zip(
-        figure.subplots(1, len(having), sharey=True, squeeze=False)[0], having, strict=True
-    ):
+    worlds = worlds_of(tasks, methods)
+    panels = len(having) + bool(worlds)
+    figure = Figure(figsize=(1.6 + 3.4 * panels, 1.3 + 0.36 * len(methods)), layout="constrained")
+    all_axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+    if worlds:
+        draw(all_axes[0], worlds, methods, COLOURS[1])
+        _finish(all_axes.pop(0), methods)
+    for axes, task in zip(all_axes, having, strict=True):
         _panel(axes, task, methods)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+        _finish(axes, methods)
+    handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return as_svg(figure)
 
@@ -265,18 +301,16 @@ def _panel(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
                     zorder=2,
                 )
             axes.plot(value.value, y + shift, "o", color=colour, markerfacecolor=face, markersize=5, zorder=3)
-    _dress(axes, task, methods)
-
-
-def _dress(axes: Axes, task: ComparedTask, methods: Sequence[str]) -> None:
-    """Names, ticks and grid of a panel."""
-    name = task.figures[0]
-    axes.set_yticks(range(len(methods)), list(methods), fontsize=9)
-    axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_title(task.title, loc="left", fontsize=10)
     axes.set_xlabel(figure_of(name).title, fontsize=9)
     if figure_of(name).percent:
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+
+
+def _finish(axes: Axes, methods: Sequence[str]) -> None:
+    """What all panels share."""
+    axes.set_yticks(range(len(methods)), list(methods), fontsize=9)
+    axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.tick_params(labelsize=8, length=3)
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)

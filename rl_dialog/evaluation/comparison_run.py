@@ -78,8 +78,8 @@ def _compared(task: Progress, chosen: str) -> ComparedTask:
     path = None if task.problem else metrics_file(task.folder / "report")
     metrics = json.loads(path.read_text(encoding="utf-8")) if path else None
     about = " ".join(part for part in (task.task.about, _what_best_means(task.runs[0]), chosen) if part)
-    title, figures = task.task.title, task.task.figures
-    return ComparedTask(task.name, title, figures, about, _finished(task), metrics, task.problem)
+    title, figures, searched = task.task.title, task.task.figures, bool(task.task.search)
+    return ComparedTask(task.name, title, figures, about, _finished(task), metrics, task.problem, searched)
 
 
 def _what_best_means(one: Run) -> str:

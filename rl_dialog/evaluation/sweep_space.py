@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,9 +178,11 @@ def check_same_sweep(out: Path, path: str) -> None:
 
 def find_points(sweep: Sweep) -> list[Point]:
     """Every combination of the listed values, each `samples` times where a distribution takes part; the same
-    ones every time."""
-    rng, points = np.random.default_rng(0), {}
+    ones every time, and of each space of a union the same ones whatever the others are."""
+    points: dict[str, Point] = {}
     for space in _spaces(sweep):
+        own = [zlib.crc32(json.dumps(space).encode())] if isinstance(sweep.space, list) else []
+        rng = np.random.default_rng([0, *own])
         distributions = {name: entry for name, entry in space.items() if isinstance(entry, Mapping)}
         listed = {name: entry for name, entry in space.items() if name not in distributions}
         for combination in itertools.product(*listed.values()):

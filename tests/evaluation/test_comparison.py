@@ -103,3 +103,38 @@ def test_the_plot_is_the_same_file_twice_and_names_every_method() -> None:
 def test_a_file_without_its_two_marks_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="compare: begin"):
         replace_table(text, "table\n")
+
+
+def world_of(
+    name: str, low: float, high: float, bc: list[float], ilql: list[float], change: tuple
+) -> ComparedTask:
+    """Returns of each seed in a world where the logs return `low` and the optimum `high`."""
+
+    def runs(returns: list[float], method: str) -> dict:
+        each = [{"run": f"{method}-seed{i}", "figures": {"return": value}} for i, value in enumerate(returns)]
+        figures = {"return": figure(sum(returns) / len(returns))}
+        return group(method, "", **figures) | {"runs": each}
+
+    metrics = {
+        "groups": [runs(bc, "bc"), runs(ilql, "ilql")],
+        "references": {"behaviour policy": figure(low), "optimum": figure(high)},
+        "differences": {"ilql": {"baseline": "bc", "figures": {"return": figure(*change)}}},
+    }
+    return ComparedTask(name, name, ("return",), "", (), metrics)
+
+
+def test_worlds_are_put_together_on_one_scale() -> None:
+    first = world_of("first", -10.0, 0.0, [-10.0, -9.0], [-2.0, -3.0], (7.0, 6.0, 8.0))
+    second = world_of("second", 0.0, 1.0, [0.0, 0.1], [-0.1, 0.1], (-0.05, -0.2, -0.01))
+    searched = replace(first, title="searched", searched=True)
+    text = to_markdown([first, second, searched], ["bc", "ilql"], "")
+    head, bc, ilql = (line for line in text.splitlines() if line.count("|") == 7 and "---" not in line)
+    assert head == "| method | all worlds | first | second | above `bc` | below `bc` |"
+    assert bc.startswith("| `bc` | 0.05 [0.00, 0.10] | 0.05 | 0.05 | 0 | 0 |")
+    # .8, .7, -.1, .1: the middle two are .7 and .1, or .8 and .1, ...
+    assert ilql.startswith("| `ilql` | 0.40 [") and ilql.endswith("| 0.75 | 0.00 | 1 | 1 |")
+    assert "first -10.00 to 0.00 (optimum); second 0.00 to 1.00 (optimum)." in text
+    svg = to_svg([first, second, searched], ["bc", "ilql"])
+    assert svg.count('<g id="axes_') == 4
+    # one world alone is not put together with anything
+    assert "all worlds" not in to_markdown([first, searched], ["bc", "ilql"], "")

@@ -74,6 +74,13 @@ def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:
         rates[0] >= 1e-4 and rates[-1] <= 1e-2 and 5e-4 < rates[100] < 2e-3
     )  # the median of a log-uniform one is its middle, 1e-3
     assert {point.values["model.layers"] for point in points} == {1, 2, 3}
+    # a sweep that is made in pieces draws what the whole one draws
+    other = {"method": ["mc"], "method.beta": {"uniform": [1, 9]}}
+    union = find_points(sweep(space=[other, space], samples=3))
+    assert union == [
+        *find_points(sweep(space=[other], samples=3)),
+        *find_points(sweep(space=[space], samples=3)),
+    ]
 
 
 @pytest.mark.parametrize(

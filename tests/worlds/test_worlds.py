@@ -10,7 +10,9 @@ from functools import partial
 import pytest
 
 from envs.conformance import check_world
+from envs.toy.walks import RandomWalks, graph
 from rl_dialog.data.schema import Dialog
+from tests.worlds.graphs import Graph7, Graph8, Graph9
 from tests.worlds.mazes import Maze, Walk
 from tests.worlds.text_game import PLAYERS, Game, play_episode, player_return, write_logs
 
@@ -132,3 +134,21 @@ def test_worlds_differ_by_their_seed_and_scale():
     small, large = (player_return(partial(Walk, seed=3, scale=x, slip=0.2), "good", 50) for x in (1, 10))
     assert large == pytest.approx(10 * small)
     assert max(len(play_episode(Walk(seed=s), "random", "steps")[0]) for s in range(20)) <= 2 * 10
+
+
+def test_references_are_the_logs_players_and_the_good_one():
+    """The three players take turns as in the logs, so that every third episode is the good one's."""
+    found = Walk.reference_returns(30, 5)
+    assert list(found) == ["behaviour policy", "good player"] and {len(each) for each in found.values()} == {
+        30
+    }
+    assert found["behaviour policy"][2::3] == found["good player"][2::3]
+    assert sum(found["good player"]) > sum(found["behaviour policy"])
+    assert found == Walk.reference_returns(30, 5) != Walk.reference_returns(30, 6)
+
+
+def test_the_graphs_of_the_comparison_differ():
+    seeds = [world.graph_seed for world in (RandomWalks, Graph7, Graph8, Graph9)]
+    assert len({graph(seed) for seed in seeds}) == 4
+    for world in (Graph7, Graph8, Graph9):
+        assert world.optimum() == pytest.approx(1.0) and world().reset(seed=0)[0][0]["role"] == "user"

@@ -10,7 +10,7 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,19 @@ class Game:
         if not hasattr(self, "search"):
             self.search = Search(self)
         return self.search.best(state)
+
+    @classmethod
+    def reference_returns(cls, episodes: int, seed: int) -> dict[str, list[float]]:
+        """Of the players behind the logs, and of the good one alone."""
+
+        def returns(players: Sequence[str]) -> list[float]:
+            game = cls()
+            played = (
+                play_episode(game, players[i % len(players)], f"{seed} log {i}")[0] for i in range(episodes)
+            )
+            return [sum(message.get("reward", 0.0) for message in messages) for messages in played]
+
+        return {"behaviour policy": returns(PLAYERS), "good player": returns(("good",))}
 
     def read(self, reply: str) -> str:
         """The move in a reply: its first part in square brackets, or else all of it."""
