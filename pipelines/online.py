@@ -3,6 +3,10 @@
     python -m pipelines.online --checkpoint runs/bc --env small_talk --method rloo --output_dir runs/online
     python -m pipelines.online --checkpoint runs/bc --contexts data/mine --rewards.learned 1 \
         --scorers reward_model=runs/reward --max_steps 100 --output_dir runs/rlhf
+    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --self_play --opponent_lag -1 \
+        --rewards.question 0.2 --rewards.repetition 0.5 --rewards.reply_sentiment 0.3 --output_dir runs/talks
+    python -m pipelines.online --checkpoint runs/nim --env 'textarena:Nim-v0?opponent=self' --self_play \
+        --output_dir runs/champion
 
 Each round plays `--groups` groups of `--group_size` episodes (a group has one conversation partner) and
 learns from them; `rl_dialog/training/online.py` is the loop. The frozen prior is the checkpoint that it
@@ -14,27 +18,30 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
+from rl_dialog.cluster.online import on_actors
 from rl_dialog.errors import room_for
 from rl_dialog.evaluation.online_run import OnlineRun, check_run, contexts_of, load_trainer, returns_of
 from rl_dialog.methods import ONLINE
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
-from rl_dialog.run import OnDevice, ResumableOutput, at_least, claim_output, require, run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, require, run
 from rl_dialog.training.logger import following
 
 CHOICES = {"method": ONLINE}
 CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, but not what is learned
     *("max_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit", "env_episodes"),
-    *("per_device_train_batch_size", "batch_size", "device", "checkpoint", "prior"),
+    *("per_device_train_batch_size", "batch_size", "num_workers", "device", "checkpoint", "prior"),
 )
 
 
 @dataclass(frozen=True)
-class OnlineConfig(OnlineRun, ResumableOutput, OnDevice):
+class OnlineConfig(OnlineRun, ResumableOutput, OnCluster, OnDevice):
     """Who learns, where, and how."""
 
 
@@ -43,11 +50,19 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     check(config)
-    make_env, held_out = [text_env(config.env)] * 2 if config.env else contexts_of(config)
+    if config.env:
+        make_env, held_out = text_env(config.env), text_env(config.eval_env or config.env)
+    else:
+        make_env, held_out = contexts_of(config)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
         trainer = load_trainer(config, out, make_env, held_out, device=named_device(config.device))
-        result = trainer.train()
+        start = resolve(config.checkpoint)
+        start = str(Path(start).absolute()) if Path(start).exists() else start  # actors start elsewhere
+        where = {"device": config.device, "address": config.address or None}
+        with on_actors(trainer.play, start, config.num_workers, rounds=config.max_steps, **where) as play:
+            trainer.play = play
+            result = trainer.train()
     before, after = returns_of(out)
     returns = {"return_before": before, "return": after}
     return {"output_dir": str(out), **returns, **result, "rollouts": str(out / "rollouts")}
@@ -62,7 +77,8 @@ def check(config: OnlineConfig) -> None:
     )
     at_least(
         config,
-        max_steps=1, groups=1, group_size=1, batch_size=1, env_episodes=1, per_device_train_batch_size=1,
+        max_steps=1, groups=1, group_size=1, batch_size=0, env_episodes=1, self_play_turns=1,
+        num_workers=0, max_staleness=0, per_device_train_batch_size=1,
         num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,
         save_total_limit=1, max_grad_norm=0, seed=0, value_unit=0,
     )  # fmt: skip

@@ -39,6 +39,9 @@ class Rollout:
     rows: tuple[Row, ...]
     logp: tuple[np.ndarray, ...]  # of each row (n,) float32: `Spoken.logp` of its decisions
     total: float | None  # the undiscounted return; None where the episode failed or was not scored
+    role: str = ""  # that the policy played, in a world of several
+    true_total: float | None = None  # what the world paid, where other rewards are learned from
+    staleness: int = 0  # rounds between the weights that played and those that learn
 
 
 def rollout_rows(

@@ -7,24 +7,30 @@ draws from its own stream as there, so that both say the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import (
     Decoding,
     Message,
+    RecordingSampler,
     Reply,
+    SampledReply,
     evaluating,
     generations,
     prompt_room,
     read_reply,
+    sampled_reply,
     sampler,
     stop_ids,
+    warpers,
 )
 from rl_dialog.models.policy import Policy
 
@@ -75,15 +81,44 @@ class Conversations:
     def answer(self, conversations: Mapping[Any, list[Message]], seeds: Sequence[int]) -> list[Reply]:
         """A reply in each conversation, in the order given; number i draws from the stream seeds[i]. Those
         that are not named any more are over, and their rows go to new ones."""
+        _, said = self._turn(conversations, seeds, partial(sampler, self.decoding))
+        return [read_reply(said[key], self.policy, self.tokenizer) for key in conversations]
+
+    @torch.inference_mode()
+    def recorded(
+        self, conversations: Mapping[Any, list[Message]], seeds: Sequence[int]
+    ) -> list[SampledReply]:
+        """`answer`, with the ids that were read and drawn and how likely each was (`recorded_replies`)."""
+        recorders: list[RecordingSampler] = []
+
+        def draw(row_seeds: Sequence[int]) -> LogitsProcessorList:
+            recorders.append(RecordingSampler(row_seeds))
+            return LogitsProcessorList([*warpers(self.decoding), *recorders])
+
+        prompts, said = self._turn(conversations, seeds, draw)
+        logp = torch.stack(recorders[0].logp, 1).tolist()
+        likely = dict(zip(self.keys, logp, strict=True))
+        return [
+            sampled_reply(prompts[key], said[key], likely[key], self.policy, self.tokenizer)
+            for key in conversations
+        ]
+
+    def _turn(
+        self,
+        conversations: Mapping[Any, list[Message]],
+        seeds: Sequence[int],
+        draw: Callable[[Sequence[int]], LogitsProcessorList],
+    ) -> tuple[dict[Any, list[int]], dict[Any, list[int]]]:
+        """The prompt of each conversation, and the new tokens of a reply to it. `draw` makes what draws them
+        from the seeds of the rows in use."""
         self._seat(conversations)
         order = {key: i for i, key in enumerate(conversations)}
         prompts = [
             encode_prompt(conversations[key], self.tokenizer, max_length=self.room) for key in self.keys
         ]
         with evaluating(self.policy):
-            said = self._say(prompts, [seeds[order[key]] for key in self.keys])
-        by_key = dict(zip(self.keys, said, strict=True))
-        return [read_reply(by_key[key], self.policy, self.tokenizer) for key in conversations]
+            said = self._say(prompts, draw([seeds[order[key]] for key in self.keys]))
+        return dict(zip(self.keys, prompts, strict=True)), dict(zip(self.keys, said, strict=True))
 
     def _seat(self, keys: Mapping[Any, Any]) -> None:
         """Gives every key a row; the rows in use are the first ones."""
@@ -103,14 +138,14 @@ class Conversations:
             self.keys.pop()
         self.keys += new
 
-    def _say(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+    def _say(self, prompts: list[list[int]], draw: LogitsProcessorList) -> list[list[int]]:
         """The new tokens of a reply to each row's prompt."""
         pieces = []
         for row, prompt in enumerate(prompts):
             known = min(common_beginning(self.held[row], prompt), len(prompt) - 1)
             self.held[row] = prompt[:known]
             pieces.append(prompt[known:])
-        draw, said = sampler(self.decoding, seeds), [[] for _ in prompts]
+        said: list[list[int]] = [[] for _ in prompts]
         ids, running = torch.empty(len(prompts), 0, dtype=torch.int64), list(range(len(prompts)))
         while running:
             scores = draw(ids, self._read(pieces))

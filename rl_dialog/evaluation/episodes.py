@@ -37,6 +37,7 @@ class Episode:
     replies: list[Reply]
     end: str  # one of rl_dialog.data.schema.ENDS
     drawings: list[str] = field(default_factory=list)  # in the beginning and after each reply, if asked for
+    opens: bool = True  # nobody spoke before its first reply; false of other roles of a world of several
 
     @property
     def total(self) -> float | None:
@@ -102,23 +103,9 @@ def play_with(
     Episode i is always the same conversation partner (`reset(seed=stream(seed, i))`), whoever plays it and
     whatever else is played. So many as `group_size` episodes in a row have the same partner.
     """
-    played: dict[int, Episode] = {}
-    waiting, running = deque(dict.fromkeys(episodes)), []
-    while waiting or running:
-        while waiting and len(running) < batch_size:
-            index = waiting.popleft()
-            more = {"draws": index in drawn, "max_turns": max_turns, "partner": index // group_size}
-            running.append(Table(make_env, seed, index, **more))
-            if watch:
-                watch(running[-1])
-        speaking = [table for table in running if not table.finished]  # some fail when they begin
-        for table, reply in zip(speaking, answer(speaking) if speaking else (), strict=True):
-            table.step(reply)
-            if watch:
-                watch(table)
-        played |= {table.index: table.episode() for table in running if table.finished}
-        running = [table for table in speaking if not table.finished]
-    return [played[index] for index in episodes]
+    more = {"drawn": drawn, "max_turns": max_turns, "watch": watch, "group_size": group_size}
+    tables = Tables(make_env, seed, batch_size, **more)
+    return tables.play(answer, episodes, Table.episode)
 
 
 MEASURED = (  # what `env_return` says
@@ -142,6 +129,12 @@ def env_return(
     played = play_episodes(
         policy, tokenizer, make_env, range(episodes), decoding or Decoding(), seed=seed, batch_size=batch_size
     )
+    return return_figures(played)
+
+
+def return_figures(played: Sequence[Episode]) -> dict[str, float]:
+    """Of episodes: how they ended, the mean return and its standard error, and what their replies are
+    like."""
     replies = [reply for episode in played for reply in episode.replies]
     totals = np.array([episode.total for episode in played if episode.total is not None])
     ends = [episode.end for episode in played]
@@ -158,6 +151,50 @@ def env_return(
     return figures
 
 
+@dataclass(frozen=True)
+class Tables:
+    """How the episodes of a seed are played side by side: arguments as `play_with` has them."""
+
+    make_env: Callable[[], Any]
+    seed: int
+    batch_size: int
+    drawn: Container[int] = ()
+    max_turns: int | None = None
+    watch: Watch | None = None
+    group_size: int = 1
+    kind: type[Table] | None = None  # another kind of table
+
+    def play(
+        self,
+        answer: Callable[[Sequence[Any]], Sequence[Reply]],
+        episodes: Sequence[int],
+        outcome: Callable[[Any], Any],
+    ) -> list[Any]:
+        """What `outcome` makes of the table of each episode when it is over, in the order given."""
+        played: dict[int, Any] = {}
+        waiting, running = deque(dict.fromkeys(episodes)), []
+        while waiting or running:
+            while waiting and len(running) < self.batch_size:
+                running.append(self._begin(waiting.popleft()))
+            speaking = [table for table in running if not table.finished]  # some fail when they begin
+            for table, reply in zip(speaking, answer(speaking) if speaking else (), strict=True):
+                table.step(reply)
+                if self.watch:
+                    self.watch(table)
+            played |= {table.index: outcome(table) for table in running if table.finished}
+            running = [table for table in speaking if not table.finished]
+        return [played[index] for index in episodes]
+
+    def _begin(self, index: int) -> Table:
+        more = {"draws": index in self.drawn, "max_turns": self.max_turns}
+        table = (self.kind or Table)(
+            self.make_env, self.seed, index, partner=index // self.group_size, **more
+        )
+        if self.watch:
+            self.watch(table)
+        return table
+
+
 class Table:
     """One running conversation."""
 
@@ -172,7 +209,8 @@ class Table:
         partner: int | None = None,
     ) -> None:
         self.env, self.index, self.name = make_env(), index, getattr(make_env, "__name__", "env")
-        self.seed = stream(seed, index if partner is None else partner)
+        self.partner = index if partner is None else partner
+        self.seed = stream(seed, self.partner)
         self.max_turns = max_turns or getattr(self.env, "max_turns", MAX_TURNS)
         begun = self.env.reset(seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):

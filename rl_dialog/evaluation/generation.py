@@ -244,11 +244,22 @@ def recorded_replies(
             produced = _continue(policy, tokenizer, chosen, decoding, streams, processors=processors)
             logp = torch.stack(recorder.logp, 1).tolist()
             for i, tokens, likely in zip(indices, produced, logp, strict=True):
-                reply = read_reply(tokens, policy, tokenizer)
-                drawn = len(reply.tokens) + reply.finished  # behind the end of turn is padding
-                spoken = Spoken(tuple(prompts[i]), tuple(tokens[:drawn]), tuple(likely[:drawn]))
-                found[i] = SampledReply(reply.text, reply.tokens, reply.finished, None, spoken)
+                found[i] = sampled_reply(prompts[i], tokens, likely, policy, tokenizer)
     return [found[i] for i in range(len(prompts))]
+
+
+def sampled_reply(
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    logp: Sequence[float],
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+) -> SampledReply:
+    """What was drawn behind a prompt, with how likely each token was; behind the end of turn is padding."""
+    reply = read_reply(tokens, policy, tokenizer)
+    drawn = len(reply.tokens) + reply.finished
+    spoken = Spoken(tuple(prompt), tuple(tokens[:drawn]), tuple(logp[:drawn]))
+    return SampledReply(reply.text, reply.tokens, reply.finished, None, spoken)
 
 
 def sample_replies(

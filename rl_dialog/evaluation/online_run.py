@@ -4,7 +4,7 @@ in when that is no world but contexts of logs."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,13 +19,17 @@ from rl_dialog.evaluation.checkpoints import MakeEnv
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
-from rl_dialog.evaluation.rollouts import Rollouts
+from rl_dialog.evaluation.openings import ROLES, Openings, RewardMix
+from rl_dialog.evaluation.rollouts import Rollouts, self_play_return
+from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import ONLINE, RLOO, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
-from rl_dialog.rewards import REWARDS, choosing
+from rl_dialog.rewards import REWARDS, Reward, choosing
 from rl_dialog.training.logger import check_tracker
+from rl_dialog.training.loop import Evaluate
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
+from rl_dialog.training.versions import FROZEN, Versions
 
 ENV_SEED = 10_000  # of the partners that the return is measured with: those of `train`
 PLAY_SEED = 20_000  # of those that are learned from
@@ -43,6 +47,22 @@ class OnlineRun(OnlineSettings):
     contexts: str = ""
     """instead of a world, a directory that `prepare` wrote: one reply to each context of its training split,
     judged by `rewards`; the return is measured on the validation split"""
+    self_play: bool = False
+    """the policy plays all roles: of a world of several (textarena:NAME?opponent=self), or with `contexts`
+    both sides of conversations that begin as a logged one did, judged by `rewards`. Each role is an episode
+    of its own, compared with the same role of its group"""
+    opponent_lag: int = 0
+    """in self-play, how many rounds the copy that plays the other roles falls behind before it is renewed;
+    0: it is the policy as it is, and all roles are learned from; -1: it stays what the policy was at the
+    start"""
+    learner_role: str = ""
+    """in self-play, the only role that is learned; by default all of them, against a copy who speaks first in
+    every other group and the others in the rest"""
+    self_play_turns: int = 3
+    """in self-play from logged openings, the replies of each side"""
+    eval_env: str = ""
+    """the world that the return is measured in; by default `env`, and in self-play against the policy as it
+    was at the start"""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
     """with `contexts`, the weight of each reward, e.g. `--rewards.learned 1`; `--rewards.MODULE:FUNCTION 1`
     is one of your own (rl_dialog/rewards/README.md)"""
@@ -60,8 +80,14 @@ class OnlineRun(OnlineSettings):
     """groups of episodes in a round, each with a conversation partner of its own"""
     group_size: int = 8
     """episodes of a group, with the same partner"""
-    batch_size: int = 128
-    """episodes played side by side; what is drawn does not depend on it"""
+    batch_size: int = 0
+    """episodes played side by side, in whole groups; 0: a quarter of a round. What is drawn does not depend
+    on it; with workers it is what one of them is handed at a time"""
+    num_workers: int = 0
+    """Ray actors that play; 0 plays in this process. With the same batch_size the result is the same"""
+    max_staleness: int = 0
+    """rounds that workers play ahead while this process learns: a round is played with the weights of so many
+    rounds before; 0 plays and learns in turn"""
     env_episodes: int = 128
     """episodes per measurement of the return, with partners that are never learned from"""
     max_new_tokens: int = 64
@@ -86,18 +112,27 @@ def load_trainer(
     started = (out / "latest").is_file()
     priors = (config.prior,) if config.prior else ()
     prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=priors, started=started)
-    decoding = decoding_of(config)
+    policy.to(device)
+    versions = (
+        Versions(policy, staleness=config.max_staleness, lag=config.opponent_lag)
+        if config.self_play or config.num_workers
+        else None
+    )
     play = Rollouts(
         make_env,
-        decoding,
+        decoding_of(config),
         config.groups,
         config.group_size,
         seed=stream(PLAY_SEED, config.seed),
         folder=out / "rollouts",
-        batch_size=config.batch_size,
+        batch_size=batch_size_of(config),
+        self_play=config.self_play,
+        learner_role=config.learner_role,
+        judge=judge_of(config),
+        versions=versions,
+        opponent=Opponent(policy) if config.self_play and config.opponent_lag else None,
     )
-    measure = {"make_env": held_out, "episodes": config.env_episodes, "seed": ENV_SEED, "decoding": decoding}
-    evaluate = partial(env_return, **measure, batch_size=config.batch_size)
+    evaluate = evaluation_of(config, play, held_out, policy)
     return OnlineTrainer(
         policy,
         tokenizer,
@@ -106,10 +141,48 @@ def load_trainer(
         out,
         prior=prior,
         temperature=config.temperature,
+        versions=versions,
         evaluate=evaluate,
         describe=model_card(config, out.name),
         device=device,
     )
+
+
+def batch_size_of(config: OnlineRun) -> int:
+    """Episodes side by side, by default whole groups that are a quarter of a round."""
+    return config.batch_size or -(-config.groups // 4) * config.group_size
+
+
+def evaluation_of(config: OnlineRun, play: Rollouts, held_out: MakeEnv, policy: Policy) -> Evaluate:
+    """How the return is measured: in a world, or in self-play against the start."""
+    side_by_side = config.batch_size or 128
+    if not config.self_play or config.eval_env:
+        measure = {"make_env": held_out, "episodes": config.env_episodes, "seed": ENV_SEED}
+        return partial(env_return, **measure, decoding=play.decoding, batch_size=side_by_side)
+    playing = replace(
+        play.playing, make_env=held_out, group_size=1, seed=ENV_SEED, batch_size=side_by_side
+    )
+    return partial(
+        self_play_return,
+        playing=playing,
+        opponent=play.opponent or Opponent(policy),
+        start=play.versions.kept[0],
+        episodes=config.env_episodes,
+        judge=play.judge,
+    )
+
+
+def judge_of(config: OnlineRun) -> RewardMix | None:
+    """The rewards that are learned from instead of a world's. Raises UserError."""
+    if not (config.contexts and config.self_play):
+        return None
+    weights = choosing.read_weights(config.rewards)
+    return RewardMix(_rewards_of(config, weights), weights, world_pays=False)
+
+
+def _rewards_of(config: OnlineRun, weights: dict[str, float]) -> dict[str, Reward]:
+    models = {"rating": None, "compat": "", "scorers": config.scorers, "label_weights": {}}
+    return choosing.load_rewards(weights, **models)
 
 
 def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase) -> Policy:
@@ -130,6 +203,12 @@ def check_run(config: OnlineRun) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     decoding_of(config).check()
     _check_partner(config)
+    _check_self_play(config)
+    if config.max_staleness and not config.num_workers:
+        raise UserError(
+            f"--max_staleness {config.max_staleness}: expected --num_workers, which play while this process "
+            "learns"
+        )
     check_tracker(config.report_to)
     if not config.method.online:
         raise UserError(
@@ -172,12 +251,35 @@ def _check_partner(config: OnlineRun) -> None:
         load_manifest(config.contexts)
 
 
+def _check_self_play(config: OnlineRun) -> None:
+    if config.opponent_lag < FROZEN:
+        raise UserError(
+            f"--opponent_lag {config.opponent_lag}: expected rounds from 0 on, or {FROZEN} for a copy that "
+            "stays what the policy was at the start"
+        )
+    if not config.self_play and (config.opponent_lag or config.learner_role):
+        flag = "opponent_lag" if config.opponent_lag else "learner_role"
+        raise UserError(f"--{flag}: expected --self_play, where the policy has an opponent and a role")
+    if config.self_play and config.contexts and config.learner_role not in ("", *ROLES):
+        raise UserError(
+            f"--learner_role {config.learner_role}: expected {' or '.join(ROLES)}, the sides of a "
+            "conversation that begins with a logged user's words"
+        )
+    if config.eval_env and not config.env:
+        raise UserError(
+            "--eval_env: expected --env; with --contexts the return is measured on the validation split"
+        )
+
+
 def contexts_of(config: OnlineRun) -> tuple[MakeEnv, MakeEnv]:
-    """The contexts that are learned from, and those that the return is measured in. Raises UserError."""
+    """The logged contexts, or in self-play openings, that are learned from, and those that the return is
+    measured in. Raises UserError."""
+    splits = ("train", "validation")
+    if config.self_play:
+        return tuple(Openings(config.contexts, split, config.self_play_turns) for split in splits)
     weights = choosing.read_weights(config.rewards)
-    models = {"rating": None, "compat": "", "scorers": config.scorers, "label_weights": {}}
-    rewards = choosing.load_rewards(weights, **models)
-    return tuple(Contexts(config.contexts, split, rewards, weights) for split in ("train", "validation"))
+    rewards = _rewards_of(config, weights)
+    return tuple(Contexts(config.contexts, split, rewards, weights) for split in splits)
 
 
 def returns_of(out: Path) -> tuple[float | None, float | None]:
@@ -199,7 +301,8 @@ def decoding_of(config: OnlineRun) -> Decoding:
 
 def model_card(config: OnlineRun, name: str) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it."""
-    world = config.env or f"contexts of {Path(config.contexts).name}"
+    world = config.env or f"{'openings' if config.self_play else 'contexts'} of {Path(config.contexts).name}"
+    world += " in self-play" if config.self_play else ""
     how = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
     plain = Decoding()  # what has learned is the policy as it was drawn from
     spoken = "".join(f" --{key} {value}" for key, value in how.items() if value != getattr(plain, key))

@@ -2,22 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from torch import Tensor
 
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.rollout import Rollout, rollout_rows
+from rl_dialog.data.schema import Dialog, end_of
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
-from rl_dialog.evaluation.episodes import Episode, Table, play_with
+from rl_dialog.evaluation.conversations import Conversations, can_keep
+from rl_dialog.evaluation.episodes import Episode, Table, Tables, return_figures
 from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
+from rl_dialog.evaluation.openings import WORLD, Openings
+from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, SharedTable
 from rl_dialog.models.policy import Policy
+from rl_dialog.training.versions import Versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+Judge = Callable[[Dialog], None]  # gives each reply its reward, once the conversation is over
+Source = Callable[[Policy, int], Sequence[Episode]]  # (policy, step) -> the step's episodes, in order
+# Whether caches stay from turn to turn, which takes a moment to find out.
+_KEEPS: WeakKeyDictionary[Policy, dict[Decoding, bool]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Playing:
+    """How whole groups of episodes are played, by this process or by an actor: what is played follows from
+    the numbers of the episodes and the weights, whoever plays."""
+
+    make_env: Callable[[], Any]
+    decoding: Decoding
+    group_size: int
+    seed: int
+    batch_size: int = 128
+    self_play: bool = False
+    learner_role: str = ""
+
+    def units(self, episodes: Sequence[int]) -> list[list[int]]:
+        """The episodes that are played side by side: whole groups, as many as `batch_size` holds, at least
+        one."""
+        size = max(1, self.batch_size // self.group_size) * self.group_size
+        return [list(episodes[start : start + size]) for start in range(0, len(episodes), size)]
+
+    def __call__(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerFast,
+        episodes: Sequence[int],
+        opponent: Policy | None = None,
+    ) -> list[Episode]:
+        """The numbered episodes of a unit; in self-play as each role saw them. `opponent` plays against the
+        policy, without it the policy plays all roles."""
+        size = min(self.batch_size, len(episodes))
+        speakers = {LEARNER: Speaker(policy, tokenizer, self.decoding, self.seed, size)}
+        if opponent is not None:
+            speakers[COPY] = Speaker(opponent, tokenizer, self.decoding, self.seed, size)
+        tables = Tables(self.make_env, self.seed, self.batch_size, group_size=self.group_size)
+        if not self.self_play:
+            return tables.play(speakers[LEARNER], episodes, Table.episode)
+
+        def kind(*given: Any, **more: Any) -> SharedTable:
+            how = {"against_copy": opponent is not None, "learner_role": self.learner_role}
+            return SharedTable(*given, **more, **how)
+
+        def answer(together: Sequence[SharedTable]) -> list[Reply]:
+            said: dict[int, Reply] = {}
+            for player, speaker in speakers.items():
+                part = [table for table in together if table.player_of(table.role) == player]
+                said |= {table.index: reply for table, reply in zip(part, speaker(part), strict=True)}
+            return [said[table.index] for table in together]
+
+        played = replace(tables, kind=kind).play(answer, episodes, SharedTable.episodes)
+        return [each for roles in played for each in roles]
+
+
+class Speaker:
+    """A policy that speaks at many tables and tells what it read and drew. What it has read at a table stays
+    in its cache from turn to turn, where the model allows it; it lives as long as its weights do."""
+
+    def __init__(
+        self, policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding, seed: int, rows: int
+    ) -> None:
+        self.policy, self.tokenizer, self.decoding = policy, tokenizer, decoding
+        self.seed, self.rows = seed, rows
+        known = _KEEPS.setdefault(policy, {})
+        if decoding not in known:
+            known[decoding] = decoding.do_sample and can_keep(policy, decoding)
+        self.keeps = known[decoding]
+        self.running: dict[str | None, Conversations] = {}  # by role
+
+    def __call__(self, tables: Sequence[Table]) -> list[Reply]:
+        """What is said next at each table."""
+        said: dict[int, Reply] = {}
+        for role in dict.fromkeys(table.role for table in tables):
+            part = [table for table in tables if table.role == role]
+            said |= {table.index: reply for table, reply in zip(part, self._say(part, role), strict=True)}
+        return [said[table.index] for table in tables]
+
+    def _say(self, tables: Sequence[Table], role: str | None) -> Sequence[Reply]:
+        seeds = [stream(self.seed, table.index, 1 + len(table.replies)) for table in tables]
+        if not self.keeps:
+            views = [table.messages for table in tables]
+            how = {"seeds": seeds, "batch_size": self.rows}
+            return recorded_replies(self.policy, self.tokenizer, views, self.decoding, **how)
+        if role not in self.running:
+            own = Conversations(self.policy, self.tokenizer, self.decoding, rows=self.rows)
+            self.running[role] = own
+        return self.running[role].recorded({table.index: table.messages for table in tables}, seeds)
 
 
 @dataclass(frozen=True)
@@ -25,7 +125,8 @@ class Rollouts:
     """Plays the episodes of a step of a run: `groups` groups of `group_size` in one world.
 
     Group g of step k has the conversation partner number k * groups + g of `seed`, whatever is played beside
-    it and however often it is played again; within a group only what is drawn differs.
+    it and however often it is played again; within a group only what is drawn differs. In a world of several
+    roles a group is compared role by role.
     """
 
     make_env: Callable[[], Any]
@@ -35,50 +136,63 @@ class Rollouts:
     seed: int
     folder: Path | None = None  # where each step's Dialogs go, a file of JSON lines each
     batch_size: int = 128
+    self_play: bool = False
+    learner_role: str = ""
+    judge: Judge | None = None  # rewards that are learned from instead of the world's
+    versions: Versions | None = None  # of the policy, where older ones play
+    opponent: Opponent | None = None  # the copy that plays the other roles; None: the policy plays them all
+    source: Source | None = None  # who plays, if not this process
+
+    @property
+    def playing(self) -> Playing:
+        """How units of episodes are played."""
+        more = {"self_play": self.self_play, "learner_role": self.learner_role}
+        how = (self.make_env, self.decoding, self.group_size, self.seed, self.batch_size)
+        return Playing(*how, **more)
 
     def __call__(self, policy: Policy, tokenizer: PreTrainedTokenizerFast, step: int) -> list[Rollout]:
         """The episodes of step `step`, counted from 0. Raises UserError for a world that begins differently
         for the same seed."""
         played = self.episodes(policy, tokenizer, step)
         _expect_groups_that_begin_alike(played, self.group_size)
+        judged(played, self.judge)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             lines = [self._dialog(episode, step) for episode in played]
             write_text_atomically(self.folder / f"step-{step + 1:06d}.jsonl", "".join(lines))
         room = prompt_room(policy, self.decoding)
-        return [self._rollout(episode, tokenizer, room) for episode in played]
+        mine = [each for each in played if each.dialog.meta.get("player") != COPY]
+        roles = sorted({each.dialog.meta.get("role", "") for each in mine})
+        return [self._rollout(each, tokenizer, room, roles, step) for each in mine]
+
+    def units(self, step: int) -> list[list[int]]:
+        """The numbers of the episodes of a step, as they are handed out."""
+        count = self.groups * self.group_size
+        return self.playing.units(range(step * count, (step + 1) * count))
 
     def episodes(self, policy: Policy, tokenizer: PreTrainedTokenizerFast, step: int) -> list[Episode]:
         """What is played in step `step`."""
-        count = self.groups * self.group_size
-
-        def answer(tables: Sequence[Table]) -> list[Reply]:
-            return recorded_replies(
-                policy,
-                tokenizer,
-                [table.messages for table in tables],
-                self.decoding,
-                seeds=[stream(self.seed, table.index, 1 + len(table.replies)) for table in tables],
-                batch_size=self.batch_size,
-            )
-
-        return play_with(
-            answer,
-            self.make_env,
-            range(step * count, (step + 1) * count),
-            seed=self.seed,
-            batch_size=self.batch_size,
-            group_size=self.group_size,
-        )
+        if self.source is not None:
+            return list(self.source(policy, step))
+        other = None
+        if self.opponent is not None:
+            version = self.versions.opponent(step)
+            other = self.opponent.at(version, self.versions.kept[version])
+        playing = self.playing
+        return [each for unit in self.units(step) for each in playing(policy, tokenizer, unit, other)]
 
     def _dialog(self, episode: Episode, step: int) -> str:
         dialog = episode.dialog
         meta = dialog.meta | {"step": step + 1, "partner": episode.index // self.group_size}
-        if not isinstance(self.make_env, Contexts):  # `prepare` knows equal contexts by what the user said
+        if isinstance(self.make_env, Openings):  # both sides of all talks that begin alike stay in one split
+            meta["group"] = f"{dialog.source}: {dialog.messages[0]['content'][:200]}"
+        elif not isinstance(self.make_env, Contexts):  # `prepare` knows them by what the user said
             meta["group"] = f"{dialog.source}-{meta['seed']}"  # a partner's episodes stay in one split
         return replace(dialog, meta=meta).to_json() + "\n"
 
-    def _rollout(self, episode: Episode, tokenizer: PreTrainedTokenizerFast, room: int) -> Rollout:
+    def _rollout(
+        self, episode: Episode, tokenizer: PreTrainedTokenizerFast, room: int, roles: list[str], step: int
+    ) -> Rollout:
         dialog, total = episode.dialog, episode.total
         rewards = [dialog.messages[i]["reward"] for i in dialog.replies]
         rows, logp = rollout_rows(
@@ -89,12 +203,66 @@ class Rollouts:
                 encode_prompt(dialog.messages, tokenizer, max_length=room) if dialog.truncated else ()
             ),
         )
-        return Rollout(episode.index, episode.index // self.group_size, rows, logp, total if rows else None)
+        role = dialog.meta.get("role", "")
+        group = episode.index // self.group_size * len(roles) + roles.index(role)
+        staleness = step - self.versions.played(step) if self.versions else 0
+        return Rollout(
+            episode.index, group, rows, logp, total if rows else None, role, true_total(dialog), staleness
+        )
+
+
+def judged(played: Sequence[Episode], judge: Judge | None) -> None:
+    """Gives the replies of all episodes that did not fail the rewards of `judge`."""
+    for episode in played if judge else ():
+        dialog = episode.dialog
+        if episode.end == "failed" or not dialog.replies:
+            continue
+        judge(dialog)
+        rewards = [dialog.messages[i]["reward"] for i in dialog.replies]
+        episode.end = end_of(rewards, terminated=not dialog.truncated, failed=False)
+        dialog.meta["end"] = episode.end
+
+
+def true_total(dialog: Dialog) -> float | None:
+    """What the world itself paid for a dialog that other rewards have judged; None where it is not known."""
+    paid = [dialog.messages[i].get("rewards", {}).get(WORLD) for i in dialog.replies]
+    return None if not paid or None in paid else float(sum(paid))
+
+
+def self_play_return(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    step: int = 0,
+    *,
+    playing: Playing,
+    opponent: Opponent,
+    start: Mapping[str, Tensor],
+    episodes: int,
+    judge: Judge | None = None,
+) -> dict[str, float]:
+    """The mean return against the policy as it was at the start, for the training loop: the same episodes at
+    every `step`, in every role that the learner takes."""
+    other = opponent.at(0, start)
+    played = [
+        each for unit in playing.units(range(episodes)) for each in playing(policy, tokenizer, unit, other)
+    ]
+    judged(played, judge)
+    mine = [each for each in played if each.dialog.meta["player"] == LEARNER]
+    by_role: dict[str, list[float]] = {}
+    for each in mine:
+        if each.total is not None:
+            by_role.setdefault(each.dialog.meta["role"], []).append(each.total)
+    return return_figures(mine) | {
+        f"eval/return_{role}": float(np.mean(totals)) for role, totals in sorted(by_role.items())
+    }
 
 
 def _expect_groups_that_begin_alike(played: Sequence[Episode], group_size: int) -> None:
-    for start in range(0, len(played), group_size):
-        group = [episode for episode in played[start : start + group_size] if episode.replies]
+    groups: dict[int, list[Episode]] = {}
+    for episode in played:
+        if episode.replies and episode.opens:
+            groups.setdefault(episode.index // group_size, []).append(episode)
+    for group in groups.values():
         begun = {episode.replies[0].spoken.prompt for episode in group}
         if len(begun) > 1:
             first, second = (

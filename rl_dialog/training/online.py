@@ -35,6 +35,7 @@ from rl_dialog.models.prior import Prior
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
 from rl_dialog.training.optim import Schedule
+from rl_dialog.training.versions import Versions
 
 UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet
 
@@ -140,6 +141,7 @@ class OnlineTrainer(Trainer):
         play: gives the episodes of a round.
         prior: the frozen prior; without it the policy has adapters to switch off.
         temperature: what the policy speaks at, in `play` and when it is used.
+        versions: of the policy from its start on, where `play` needs older ones.
         evaluate, report, describe: as Trainer has them; the best checkpoint is that of the highest
             `eval/return`.
     """
@@ -154,6 +156,7 @@ class OnlineTrainer(Trainer):
         *,
         prior: Prior | None = None,
         temperature: float = 1.0,
+        versions: Versions | None = None,
         evaluate: Evaluate | None = None,
         report: Callable[[dict[str, float], bool], None] | None = None,
         describe: str = "",
@@ -161,6 +164,7 @@ class OnlineTrainer(Trainer):
     ) -> None:
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         self.play, self.evaluate, self.report, self.describe = play, evaluate, report, describe
+        self.versions = versions
         self.train_rows, self.eval_rows = (), ()
         self._start(policy, device)
         method = policy.method
@@ -185,6 +189,8 @@ class OnlineTrainer(Trainer):
         while self.step < self.total_steps:
             began = time.perf_counter()
             self.policy.eval()  # dropout would make another policy of the one that played
+            if self.versions is not None:
+                self.versions.remember(self.step, self.policy)
             rollouts = self.play(self.policy, self.tokenizer, self.step)
             played = time.perf_counter() - began
             figures = figures_of(rollouts) | self._learn(
@@ -325,6 +331,8 @@ class OnlineTrainer(Trainer):
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
         super()._fill(directory, metrics)
         write_json(directory / "trainer" / UNIT, {"known": self.unit_known})
+        if self.versions is not None:
+            self.versions.save(directory / "trainer", self.step)
 
     def _resume(self) -> None:
         super()._resume()
@@ -332,6 +340,8 @@ class OnlineTrainer(Trainer):
             latest = self._pointer("latest")
             self.policy.value_unit = float(describe(latest).get("value_unit", 1.0))
             self.unit_known = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))["known"]
+            if self.versions is not None:
+                self.versions.load(latest / "trainer")
 
 
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -342,12 +352,16 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "train/replies_per_dialog": sum(len(r.rewards) for each in rollouts for r in each.rows)
         / len(rollouts),
         "train/rows_per_dialog": sum(len(each.rows) for each in rollouts) / len(rollouts),
+        "train/staleness": float(np.mean([each.staleness for each in rollouts])),
     }
     if scored:
         totals = np.array([rollout.total for rollout in scored])
         groups = np.array([rollout.group for rollout in scored])
         figures["train/return"] = float(totals.mean())
         figures["train/flat_groups"] = groups_without_spread(totals, groups)
+        roles = np.array([rollout.role for rollout in scored])
+        if len(names := sorted(set(roles))) > 1:
+            figures |= {f"train/return_{name}": float(totals[roles == name].mean()) for name in names}
     return figures
 
 

@@ -144,6 +144,13 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"env": "", "contexts": "nowhere", "rewards": {"question": 1.0}}, "nowhere"),
         ({"env": "smalltalk"}, "Did you mean small_talk"),
         ({"env": "pong"}, "unsuitable env"),
+        ({"opponent_lag": 1}, "--opponent_lag: expected --self_play"),
+        ({"learner_role": "x"}, "--learner_role: expected --self_play"),
+        ({"self_play": True, "opponent_lag": -2}, "--opponent_lag -2: expected rounds from 0 on, or -1"),
+        ({"self_play": True, "self_play_turns": 0}, "--self_play_turns of at least 1"),
+        ({"eval_env": "smalltalk"}, "Did you mean small_talk"),
+        ({"max_staleness": 1}, "--max_staleness 1: expected --num_workers"),
+        ({"num_workers": -1}, "--num_workers of at least 0"),
         ({"group_size": 1}, "rloo compares the episodes of a group, so expected at least 2"),
         ({"groups": 0}, "--groups of at least 1"),
         ({"num_iterations": 0}, "--num_iterations of at least 1"),
@@ -288,3 +295,57 @@ def test_rewards_that_cannot_judge_a_new_reply_are_refused(config, logs, rewards
     with pytest.raises(UserError, match=message):
         online.main(replace(config, env="", contexts=logs, rewards=rewards))
     assert not Path(config.output_dir).exists()
+
+
+# --- self-play ----------------------------------------------------------------------------------------------
+
+
+def talks(config: OnlineConfig, logs: str, **more) -> OnlineConfig:  # noqa: ANN003
+    rewards = {"vowels_reward:vowels": 1.0, "repetition": 0.1}
+    return replace(config, env="", contexts=logs, self_play=True, self_play_turns=2, rewards=rewards, **more)
+
+
+def test_two_copies_talk_and_both_learn_what_rewards_say(config, logs, tmp_path: Path) -> None:  # noqa: ANN001
+    """From logged openings; each side is judged by its own replies, in the whole conversation."""
+    (tmp_path / "vowels_reward.py").write_text(OWN)
+    config = talks(config, logs, env_episodes=8, max_steps=8)
+    result = online.main(config)
+    assert result["return"] > result["return_before"] + 0.5
+    dialogs, bad = read_logs([Path(config.output_dir) / "rollouts"])
+    assert not bad and len(dialogs) == 8 * 16 * 2
+    assert {dialog.meta["role"] for dialog in dialogs} == {"assistant", "user"}
+    for dialog in dialogs:
+        opening, *said = dialog.messages
+        assert opening["content"] in ("hello", "how are you?") and len(said) == 4
+        replies = [dialog.messages[i] for i in dialog.replies]
+        assert len(replies) == 2
+        for reply in replies:
+            weighed = reply["rewards"]["vowels_reward:vowels"] + 0.1 * reply["rewards"].get("repetition", 0)
+            assert reply["reward"] == pytest.approx(weighed)
+        if dialog.meta["role"] == "user":
+            assert opening["role"] == "assistant" and opening["weight"] == 0
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
+    assert {"train/return_assistant", "train/return_user"} <= lines[1].keys()
+    assert {"eval/return_assistant", "eval/return_user"} <= lines[0].keys()
+
+
+@pytest.mark.parametrize("lag", [2, pytest.param(-1, marks=pytest.mark.slow)])
+def test_a_run_against_a_copy_goes_on_where_it_was(config, logs, tmp_path: Path, lag: int) -> None:  # noqa: ANN001
+    """The copy too: the third round is played against the second version of the policy."""
+    (tmp_path / "vowels_reward.py").write_text(OWN)
+    how = {"opponent_lag": lag, "lr_scheduler_type": "constant", "max_steps": 5, "eval_steps": 2}
+    config = talks(config, logs, env_episodes=4, learner_role="assistant", **how)
+    whole = online.main(config)
+    half = replace(config, output_dir=str(tmp_path / "half"), max_steps=2)
+    online.main(half)
+    resumed = online.main(replace(half, resume=True, max_steps=5))
+    weights = [Path(run["latest"], "model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert weights[0] == weights[1]
+    with pytest.raises(UserError, match="--opponent_lag"):
+        online.main(replace(half, resume=True, opponent_lag=0))
+
+
+def test_a_role_that_no_conversation_has_is_refused(config, logs) -> None:  # noqa: ANN001
+    config = talks(config, logs, learner_role="bot")
+    with pytest.raises(UserError, match="--learner_role bot: expected assistant or user"):
+        online.main(config)

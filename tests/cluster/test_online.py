@@ -1,0 +1,161 @@
+"""Rounds on actors: the same bits for any number of them, and what is killed is played once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from pipelines import online
+from pipelines.online import OnlineConfig
+from rl_dialog.cluster.data import connect
+from rl_dialog.methods import RLOO
+from tests.evaluation.test_self_play import Bidding
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+WORLD = '''
+import os, time
+import numpy as np
+
+class Vowels:
+    """Pays for the letter a, in two turns; tells who plays, and takes its time where it is asked to."""
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "user", "content": f"hello {np.random.default_rng(seed).integers(99)}"}]
+        return list(self.messages), {}
+    def step(self, reply):
+        if place := os.environ.get("WHO_PLAYS"):
+            open(os.path.join(place, str(os.getpid())), "a").write("x")
+            time.sleep(0.02)
+        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and you?"}]
+        return list(self.messages), float(reply.count("a")), len(self.messages) > 4, False, {}
+'''
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Path]:  # noqa: ANN001
+    """One Ray for all tests; its actors find the world below, and say in a folder who plays."""
+    place = tmp_path_factory.mktemp("world")
+    (place / "vowels_on_actors.py").write_text(WORLD)
+    who = place / "who"
+    who.mkdir()
+    before = dict(os.environ)
+    os.environ |= {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "WHO_PLAYS": str(who)}
+    sys.path.insert(0, str(place))
+    with connect(num_cpus=5):
+        yield who
+    sys.path.remove(str(place))
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def config(checkpoints, tmp_path: Path, cluster) -> OnlineConfig:  # noqa: ANN001
+    for path in cluster.iterdir():
+        path.unlink()
+    return OnlineConfig(
+        checkpoint=checkpoints["bc"], env="vowels_on_actors:Vowels", method=RLOO(c=0.01),
+        output_dir=str(tmp_path / "online"), groups=4, group_size=3, max_steps=4, warmup_steps=0,
+        eval_steps=2, learning_rate=1e-2, env_episodes=4, max_new_tokens=4, report_to="none", quiet=True,
+        device="cpu", lr_scheduler_type="constant",
+    )  # fmt: skip
+
+
+def ran(config: OnlineConfig, folder: Path, **changed) -> tuple[bytes, list[tuple[str, bytes]], list[dict]]:  # noqa: ANN003
+    """The weights, the log and the metrics that do not tell the time."""
+    online.main(replace(config, output_dir=str(folder), **changed))
+    return result_of(folder)
+
+
+def result_of(folder: Path) -> tuple[bytes, list[tuple[str, bytes]], list[dict]]:
+    weights = (folder / (folder / "latest").read_text().strip() / "model.safetensors").read_bytes()
+    logs = sorted((path.name, path.read_bytes()) for path in (folder / "rollouts").iterdir())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    return weights, logs, [
+        {name: value for name, value in line.items() if name.startswith(("train", "eval"))} for line in lines
+    ]
+
+
+def test_any_number_of_actors_gives_the_same_bits(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """Weights, logs and metrics, of this process and of 1, 2 and 4 actors; and two rounds ahead, which is
+    another result, again for any number of them."""
+    alone = ran(config, tmp_path / "0")
+    for count in (1, 2, 4):
+        for path in cluster.iterdir():
+            path.unlink()
+        assert ran(config, tmp_path / str(count), num_workers=count) == alone
+        played = {path.name for path in cluster.iterdir()} - {str(os.getpid())}
+        assert len(played) == count
+    ahead = [ran(config, tmp_path / f"ahead-{n}", num_workers=n, max_staleness=2) for n in (1, 3)]
+    assert ahead[0] == ahead[1] and ahead[0][0] != alone[0]
+    assert [line["train/staleness"] for line in ahead[0][2] if "train/staleness" in line] == [0, 1, 2, 2]
+
+
+def test_what_a_killed_actor_had_begun_is_played_once(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    alone = ran(config, tmp_path / "alone")
+    driver = {str(os.getpid())}
+    for path in cluster.iterdir():
+        path.unlink()
+    script = [
+        "import pathlib, signal, os, time",
+        f"place, driver = pathlib.Path({str(cluster)!r}), {driver!r}",
+        "while not (found := [p for p in place.iterdir() if p.name not in driver]): time.sleep(0.05)",
+        "os.kill(int(found[0].name), signal.SIGKILL)",
+        "print(found[0].name)",
+    ]
+    command = [sys.executable, "-c", "\n".join(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killer:
+        disturbed = ran(config, tmp_path / "disturbed", num_workers=2)
+        killed, _ = killer.communicate(timeout=60)
+    assert killed.strip() in {path.name for path in cluster.iterdir()}
+    assert len({path.name for path in cluster.iterdir()} - driver) == 3  # a successor came
+    assert disturbed == alone
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_killed_driver_goes_on_without_losing_or_doubling_an_episode(
+    config, checkpoints, tmp_path, cluster, staleness: int
+) -> None:  # noqa: ANN001
+    """To the same bits, also where rounds were under way that were played ahead."""
+    config = replace(config, num_workers=2, max_staleness=staleness, save_steps=1, max_steps=6)
+    whole, folder = ran(config, tmp_path / "whole"), tmp_path / "killed"
+    address = ray.get_runtime_context().gcs_address
+    code = (
+        "from pipelines import online; from pipelines.online import OnlineConfig; "
+        "from rl_dialog.methods import RLOO; "
+        f"online.main({replace(config, output_dir=str(folder), address=address)!r})"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) as driver:
+        deadline = time.monotonic() + 120
+        while not (folder / "checkpoint-2").is_dir():
+            assert driver.poll() is None and time.monotonic() < deadline, driver.stderr.read()
+            time.sleep(0.02)
+        driver.send_signal(signal.SIGKILL)
+    assert len(list((folder / "rollouts").iterdir())) < 6
+    online.main(replace(config, output_dir=str(folder), resume=True))
+    weights, logs, _ = result_of(folder)
+    assert (weights, logs) == whole[:2]
+    episodes = [json.loads(line)["meta"]["episode"] for _, text in logs for line in text.splitlines()]
+    assert episodes == list(range(6 * 12))
+    running = [str(process.info["cmdline"]) for process in psutil.process_iter(["cmdline"])]
+    assert not any(str(folder) in command for command in running)
+
+
+def test_self_play_on_actors(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """The copy's weights travel by version too."""
+    config = replace(
+        config, env=f"{Bidding.__module__}:Bidding", self_play=True, opponent_lag=1, max_steps=3
+    )
+    alone, actors = ran(config, tmp_path / "0"), ran(config, tmp_path / "2", num_workers=2)
+    assert alone == actors
