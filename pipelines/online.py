@@ -78,9 +78,10 @@ def check(config: OnlineConfig) -> None:
     at_least(
         config,
         max_steps=1, groups=1, group_size=1, batch_size=0, env_episodes=1, self_play_turns=1,
-        num_workers=0, max_staleness=0, per_device_train_batch_size=1,
+        num_workers=0, cpus_per_worker=1, max_staleness=0, per_device_train_batch_size=1,
         num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,
         save_total_limit=1, max_grad_norm=0, seed=0, value_unit=0,
+        target_kl=0, kl_gain=0, supervised_weight=0,
     )  # fmt: skip
     check_run(config)
 

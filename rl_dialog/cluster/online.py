@@ -207,10 +207,11 @@ def on_actors(
             "a time: a smaller --batch_size makes more parts",
             stacklevel=2,
         )
-    with connect(address, num_cpus=num_workers + 1):
+    cpus = play.threads
+    with connect(address, num_cpus=num_workers * cpus + 1):
         gpus = float(device != "cpu" and wants_gpus(device, num_workers))
         playing, where = play.playing, "auto" if gpus else "cpu"
-        more = {"gpus_per_worker": gpus, "address": address}
+        more = {"cpus_per_worker": float(cpus), "gpus_per_worker": gpus, "address": address}
         with RolloutActors(lambda: GroupPlayer(start, playing, where), num_workers, **more) as actors:
             source = RoundsOnActors(actors, play.units, play.versions, play.opponent is not None, rounds)
             yield replace(play, source=source)

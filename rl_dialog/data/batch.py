@@ -77,6 +77,7 @@ class Batch:
     advantages: Tensor | None = None
     weights: Tensor | None = None  # of each action in the loss, whose divisor is the update's episodes
     value_targets: Tensor | None = None  # what V is fitted to, in units of value
+    supervised: float = 0.0  # of logged rows beside them: what the loss of each token is multiplied with
 
     @property
     def decisions(self) -> int:

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl_dialog.data.shards import load_manifest
-from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
+from rl_dialog.data.shards import load_manifest, read_rows
+from rl_dialog.data.tokenize import Row, load_tokenizer, require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.checkpoints import MakeEnv
 from rl_dialog.evaluation.contexts import Contexts
@@ -69,6 +69,9 @@ class OnlineRun(OnlineSettings):
     scorers: tuple[str, ...] = ()
     """models behind rewards: reward_model=DIR (that `fit_reward` wrote), sentiment=PATH, toxicity=PATH,
     encoder=PATH"""
+    data: str = ""
+    """a directory that `prepare` wrote, whose training split `supervised_weight` holds the policy to; its
+    tokens must be those of the checkpoint"""
     method: Method = field(default_factory=RLOO)
     """how to learn: a name, and dotted flags for its fields"""
     prior: str = ""
@@ -84,7 +87,10 @@ class OnlineRun(OnlineSettings):
     """episodes played side by side, in whole groups; 0: a quarter of a round. What is drawn does not depend
     on it; with workers it is what one of them is handed at a time"""
     num_workers: int = 0
-    """Ray actors that play; 0 plays in this process. With the same batch_size the result is the same"""
+    """Ray actors that play; 0 plays in this process. The result is the same"""
+    cpus_per_worker: int = 1
+    """cores that play, of each actor or of this process; wide models gain by several. The last digits of
+    what is computed depend on them"""
     max_staleness: int = 0
     """rounds that workers play ahead while this process learns: a round is played with the weights of so many
     rounds before; 0 plays and learns in turn"""
@@ -128,6 +134,7 @@ def load_trainer(
         batch_size=batch_size_of(config),
         self_play=config.self_play,
         learner_role=config.learner_role,
+        threads=config.cpus_per_worker,
         judge=judge_of(config),
         versions=versions,
         opponent=Opponent(policy) if config.self_play and config.opponent_lag else None,
@@ -142,10 +149,31 @@ def load_trainer(
         prior=prior,
         temperature=config.temperature,
         versions=versions,
+        logged=_logged_rows(config, tokenizer, policy),
         evaluate=evaluate,
         describe=model_card(config, out.name),
         device=device,
     )
+
+
+def _logged_rows(config: OnlineRun, tokenizer: PreTrainedTokenizerBase, policy: Policy) -> list[Row]:
+    """The rows of the supervised term. Raises UserError for rows of other tokens, and for too long ones."""
+    if not config.data:
+        return []
+    theirs = load_tokenizer(Path(config.data) / "tokenizer")
+    if theirs.get_vocab() != tokenizer.get_vocab() or theirs.chat_template != tokenizer.chat_template:
+        raise UserError(
+            f"--data {config.data}: expected the tokens of {config.checkpoint}, got others: prepare the logs "
+            "anew with --tokenizer and that checkpoint"
+        )
+    rows = [row for row in read_rows(config.data, "train") if row.assistant.any()]
+    longest = max((len(row.input_ids) for row in rows), default=0)
+    if not rows or longest > (policy.context or longest):
+        raise UserError(
+            f"--data {config.data}: expected replies in rows of at most {policy.context} tokens in its "
+            f"training split, got {len(rows)} rows, the longest of {longest}"
+        )
+    return rows
 
 
 def batch_size_of(config: OnlineRun) -> int:
@@ -204,6 +232,15 @@ def check_run(config: OnlineRun) -> None:
     decoding_of(config).check()
     _check_partner(config)
     _check_self_play(config)
+    if bool(config.data) != bool(config.supervised_weight):
+        given, other = ("data", "supervised_weight") if config.data else ("supervised_weight", "data")
+        raise UserError(
+            f"--{given}: expected --{other} too: a supervised term is of logs (data) and has a weight"
+        )
+    if config.data:
+        load_manifest(config.data)
+    if config.target_kl and not config.method.c:
+        raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
     if config.max_staleness and not config.num_workers:
         raise UserError(
             f"--max_staleness {config.max_staleness}: expected --num_workers, which play while this process "

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rl_dialog.data.files import write_text_atomically
@@ -46,6 +48,7 @@ class Playing:
     batch_size: int = 128
     self_play: bool = False
     learner_role: str = ""
+    threads: int = 1  # of torch: the last digits of what is computed depend on them
 
     def units(self, episodes: Sequence[int]) -> list[list[int]]:
         """The episodes that are played side by side: whole groups, as many as `batch_size` holds, at least
@@ -62,6 +65,16 @@ class Playing:
     ) -> list[Episode]:
         """The numbered episodes of a unit; in self-play as each role saw them. `opponent` plays against the
         policy, without it the policy plays all roles."""
+        with with_threads(self.threads):
+            return self._play(policy, tokenizer, episodes, opponent)
+
+    def _play(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerFast,
+        episodes: Sequence[int],
+        opponent: Policy | None,
+    ) -> list[Episode]:
         size = min(self.batch_size, len(episodes))
         speakers = {LEARNER: Speaker(policy, tokenizer, self.decoding, self.seed, size)}
         if opponent is not None:
@@ -83,6 +96,17 @@ class Playing:
 
         played = replace(tables, kind=kind).play(answer, episodes, SharedTable.episodes)
         return [each for roles in played for each in roles]
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """So many threads of torch inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Speaker:
@@ -138,6 +162,7 @@ class Rollouts:
     batch_size: int = 128
     self_play: bool = False
     learner_role: str = ""
+    threads: int = 1  # that play, of torch
     judge: Judge | None = None  # rewards that are learned from instead of the world's
     versions: Versions | None = None  # of the policy, where older ones play
     opponent: Opponent | None = None  # the copy that plays the other roles; None: the policy plays them all
@@ -146,7 +171,7 @@ class Rollouts:
     @property
     def playing(self) -> Playing:
         """How units of episodes are played."""
-        more = {"self_play": self.self_play, "learner_role": self.learner_role}
+        more = {"self_play": self.self_play, "learner_role": self.learner_role, "threads": self.threads}
         how = (self.make_env, self.decoding, self.group_size, self.seed, self.batch_size)
         return Playing(*how, **more)
 

@@ -87,9 +87,9 @@ class SharedTable(Table):
         super().__init__(*given, **more)
         if self.role is None and self.failed is None:
             raise UserError(
-                f"{self.name}: expected a world of several roles for self-play, whose info names the one that "
-                "speaks (envs/text_world.py), got one of a single player; textarena:NAME?opponent=self is "
-                "such a world"
+                f"{self.name}: expected a world of several roles for self-play, whose info names the one "
+                "that speaks (envs/text_world.py), got one of a single player; "
+                "textarena:NAME?opponent=self is a world of several"
             )
         self.against_copy, self.learner_role = against_copy, learner_role
         self.first = self.role or "assistant"

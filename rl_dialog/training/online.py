@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,9 @@ from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
 from rl_dialog.training.optim import Schedule
 from rl_dialog.training.versions import Versions
 
-UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet
+UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet, and c
+LOGGED = 1  # the stream of randomness that logged rows are drawn from
+KL_CUT = 0.2  # the largest relative error that the controller of c answers to (Ziegler et al. 2019)
 
 Play = Callable[[Policy, Any, int], Sequence[Rollout]]  # (policy, tokenizer, step) -> the step's episodes
 
@@ -72,6 +74,14 @@ class OnlineSettings:
     """rewards are learned from in this many units of reward; 0 takes the spread of the first round's returns
     (of the first that has one), 1 the rewards as they are. c, entropy_weight and values are in this unit;
     returns are reported in units of reward"""
+    target_kl: float = 0.0
+    """nats per reply that the policy shall be away from the prior: c follows, c <- c (1 + kl_gain e) after
+    each round, e = (kl_per_reply / target_kl - 1) cut to [-.2, .2] (Ziegler et al. 2019); 0 leaves c alone"""
+    kl_gain: float = 0.1
+    """how fast c follows"""
+    supervised_weight: float = 0.0
+    """weight of -log p of logged replies per token (with `data`), beside what was played: as many logged rows
+    as episodes in every step of the optimizer (the ptx term of Ouyang et al. 2022)"""
     logging_steps: int = 1
     """rounds between two lines of metrics"""
     eval_steps: int = 25
@@ -118,6 +128,9 @@ class OnlineObjective(Objective):
         self.temperature = temperature
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        if batch.advantages is None:  # logged: the supervised term
+            total, nll = self.outputs(batch).lm.nll(batch.actions)
+            return batch.supervised * total, {"supervised_nll": batch.supervised * nll.sum()}
         loss = self.policy.method.loss(self.outputs(batch), batch)
         return loss.total, loss.metrics
 
@@ -142,6 +155,7 @@ class OnlineTrainer(Trainer):
         prior: the frozen prior; without it the policy has adapters to switch off.
         temperature: what the policy speaks at, in `play` and when it is used.
         versions: of the policy from its start on, where `play` needs older ones.
+        logged: rows of logs, for the supervised term.
         evaluate, report, describe: as Trainer has them; the best checkpoint is that of the highest
             `eval/return`.
     """
@@ -157,6 +171,7 @@ class OnlineTrainer(Trainer):
         prior: Prior | None = None,
         temperature: float = 1.0,
         versions: Versions | None = None,
+        logged: Sequence[Row] = (),
         evaluate: Evaluate | None = None,
         report: Callable[[dict[str, float], bool], None] | None = None,
         describe: str = "",
@@ -164,7 +179,8 @@ class OnlineTrainer(Trainer):
     ) -> None:
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
         self.play, self.evaluate, self.report, self.describe = play, evaluate, report, describe
-        self.versions = versions
+        self.versions, self.logged = versions, logged
+        self.logged_tokens = sum(int(row.assistant[1:].sum()) for row in logged) / max(1, len(logged))
         self.train_rows, self.eval_rows = (), ()
         self._start(policy, device)
         method = policy.method
@@ -229,12 +245,22 @@ class OnlineTrainer(Trainer):
             for each, logp in zip(a, b.logp, strict=True)
         ]  # fmt: skip
         means = {f"train/{name}": float(value) / decisions for name, value in sums.items()}
+        kl_per_reply, c = float(ratios.sum()) / replies, self.policy.method.c
+        self._steer(kl_per_reply)
         return means | {
             "train/learning_rate": rate,
-            "train/kl_per_reply": float(ratios.sum()) / replies,
+            "train/c": c,
+            "train/kl_per_reply": kl_per_reply,
             "train/behaviour_gap": float(np.concatenate(gaps).mean()),
             "train/reply_tokens": len(ratios) / replies,
         }
+
+    def _steer(self, kl_per_reply: float) -> None:
+        """c for the next round, where a divergence is aimed at."""
+        if self.config.target_kl:
+            error = float(np.clip(kl_per_reply / self.config.target_kl - 1, -KL_CUT, KL_CUT))
+            method = self.policy.method
+            self.policy.method = replace(method, c=method.c * (1 + self.config.kl_gain * error))
 
     @torch.no_grad()
     def _set_unit(self, returns: np.ndarray) -> None:
@@ -304,17 +330,34 @@ class OnlineTrainer(Trainer):
         rng = np.random.default_rng((self.config.seed, self.step))
         torch.manual_seed(int(rng.integers(1 << 62)))
         sums: dict[str, Tensor] = {}
-        decisions, rate = 0, 0.0
+        decisions, rate, number = 0, 0.0, 0
         for _ in range(self.passes):
             order = rng.permutation(len(episodes))
             for part in np.array_split(order, min(self.parts, len(order))):
                 batches = list(self._batches([sample for i in part for sample in episodes[i]]))
                 count = sum(batch.decisions for batch in batches)
+                batches += self._logged_batches(len(part), number)
                 found, norm, rate = self._descend(self.objective, batches, len(part))
+                if "supervised_nll" in found:  # a mean over logged tokens, not over what was played
+                    found["supervised_nll"] *= count / (self.config.supervised_weight * len(part))
                 for name, value in (found | {"grad_norm": norm * count}).items():
                     sums[name] = sums.get(name, 0) + value
-                decisions += count
+                decisions, number = decisions + count, number + 1
         return sums, decisions, rate
+
+    def _logged_batches(self, episodes: int, number: int) -> Iterator[Batch]:
+        """Micro-batches of as many logged rows as episodes, for step `number` of the optimizer in this round.
+        The step's losses are divided by its episodes; those of logged tokens by how many so many rows have on
+        average, so that a token weighs the same whichever rows it meets."""
+        if not self.logged:
+            return
+        rng = np.random.default_rng((self.config.seed, self.step, number, LOGGED))
+        rows = [self.logged[i] for i in rng.integers(len(self.logged), size=episodes)]
+        for indices in _micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size):
+            batch = collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0)
+            # _descend divides by the episodes, of which there are as many as rows
+            batch.supervised = self.config.supervised_weight / self.logged_tokens
+            yield batch.to(self.device)
 
     def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
         """Micro-batches of like lengths."""
@@ -330,7 +373,7 @@ class OnlineTrainer(Trainer):
 
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
         super()._fill(directory, metrics)
-        write_json(directory / "trainer" / UNIT, {"known": self.unit_known})
+        write_json(directory / "trainer" / UNIT, {"known": self.unit_known, "c": self.policy.method.c})
         if self.versions is not None:
             self.versions.save(directory / "trainer", self.step)
 
@@ -339,7 +382,10 @@ class OnlineTrainer(Trainer):
         if self.step:
             latest = self._pointer("latest")
             self.policy.value_unit = float(describe(latest).get("value_unit", 1.0))
-            self.unit_known = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))["known"]
+            state = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))
+            self.unit_known = state["known"]
+            if self.config.target_kl:
+                self.policy.method = replace(self.policy.method, c=state.get("c", self.policy.method.c))
             if self.versions is not None:
                 self.versions.load(latest / "trainer")
 

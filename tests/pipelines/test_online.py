@@ -149,6 +149,10 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"self_play": True, "opponent_lag": -2}, "--opponent_lag -2: expected rounds from 0 on, or -1"),
         ({"self_play": True, "self_play_turns": 0}, "--self_play_turns of at least 1"),
         ({"eval_env": "smalltalk"}, "Did you mean small_talk"),
+        ({"data": "nowhere"}, "--data: expected --supervised_weight too"),
+        ({"supervised_weight": 0.1}, "--supervised_weight: expected --data too"),
+        ({"supervised_weight": 0.1, "data": "nowhere"}, "nowhere"),
+        ({"target_kl": 1.0, "method": RLOO(c=0.0)}, "--target_kl: expected --method.c above 0"),
         ({"max_staleness": 1}, "--max_staleness 1: expected --num_workers"),
         ({"num_workers": -1}, "--num_workers of at least 0"),
         ({"group_size": 1}, "rloo compares the episodes of a group, so expected at least 2"),
@@ -349,3 +353,18 @@ def test_a_role_that_no_conversation_has_is_refused(config, logs) -> None:  # no
     config = talks(config, logs, learner_role="bot")
     with pytest.raises(UserError, match="--learner_role bot: expected assistant or user"):
         online.main(config)
+
+
+# --- held to logs -------------------------------------------------------------------------------------------
+
+
+def test_the_supervised_term_holds_a_policy_to_the_logs(config, logs, tokenizer, tmp_path: Path) -> None:  # noqa: ANN001
+    """What is learned says the logged replies more surely than without it."""
+    with pytest.raises((UserError, OSError), match="tokenizer"):
+        online.main(replace(config, data=logs, supervised_weight=1.0))
+    tokenizer.save_pretrained(Path(logs) / "tokenizer")
+    found = {}
+    for weight in (0.5, 5.0):
+        how = {"data": logs, "supervised_weight": weight, "output_dir": str(tmp_path / str(weight))}
+        found[weight] = online.main(replace(config, **how, max_steps=4, env_episodes=4))
+    assert found[5.0]["train/supervised_nll"] < found[0.5]["train/supervised_nll"] - 0.1

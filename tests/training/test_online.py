@@ -254,6 +254,56 @@ def test_returns_that_are_all_equal_move_no_word(make_trainer, method: Method, e
         assert torch.equal(value, before[name]), name
 
 
+def test_c_follows_the_divergence_that_is_aimed_at(make_trainer, tmp_path) -> None:  # noqa: ANN001
+    """c <- c (1 + gain e) with e cut to [-.2, .2]: it falls below the target and rises above it. A run that
+    was stopped goes on with the c that it had."""
+
+    def run(folder: str, steps: int, target: float):  # noqa: ANN202
+        how = {"target_kl": target, "kl_gain": 0.5, "lr_scheduler_type": "constant"}
+        settings = replace(SETTINGS, max_steps=steps, save_steps=1, **how)
+        trainer = make_trainer(RLOO(c=0.2), lambda *_: episodes(), folder, settings)
+        trainer.train()
+        return trainer.policy
+
+    for folder, target, sign in (("far", 1e3, -1), ("near", 1e-3, 1)):
+        run(folder, 3, target)
+        lines = [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").open()]
+        found = [line["train/c"] for line in lines]
+        divergences = [line["train/kl_per_reply"] for line in lines]
+        expected = 0.2
+        for c, divergence in zip(found, divergences, strict=True):
+            assert c == pytest.approx(expected)
+            expected *= 1 + 0.5 * max(-0.2, min(0.2, divergence / target - 1))
+        assert sign * (found[-1] - found[0]) > 0
+    whole = run("whole", 4, 0.5)
+    run("half", 2, 0.5)
+    resumed = run("half", 4, 0.5)
+    assert resumed.method.c == whole.method.c != 0.2
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_the_supervised_term_is_that_of_cloning(make_trainer, size: int) -> None:  # noqa: ANN001
+    """Where nothing else moves the policy: a step along w times the gradient of the mean -log p of the logged
+    reply's tokens, whatever the micro-batches."""
+    rng = np.random.default_rng(3)
+    flat = [episode(i, i // 2, rng, 1.0) for i in range(4)]
+    (row,) = episode(9, 0, rng, None).rows
+    settings = replace(SETTINGS, supervised_weight=0.25, per_device_train_batch_size=size)
+    trainer = make_trainer(RLOO(c=0.0), None, settings=settings, logged=[row])
+    ids, mask = torch.tensor(row.input_ids[None].astype(np.int64)), torch.tensor(row.assistant[1:])
+    logp = trainer.policy.lm(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[mask, 0]
+    names = [name for name, value in trainer.policy.lm.named_parameters()]
+    expected = torch.autograd.grad(0.25 * logp.mean(), list(trainer.policy.lm.parameters()))
+    moved = learned(trainer, flat)
+    for name, value in zip(names, expected, strict=True):
+        torch.testing.assert_close(moved[f"lm.{name}"], value, rtol=1e-3, atol=1e-6, msg=name)
+    assert any(value.abs().max() > 1e-3 for value in expected)
+    metrics = trainer._learn(flat)
+    assert 0 < metrics["train/supervised_nll"] < float(-logp.detach().mean())
+
+
 @pytest.mark.slow
 def test_values_are_learned(make_trainer) -> None:  # noqa: ANN001
     """Group 0 earns 30, group 1 earns 10, and their first token tells them apart."""
