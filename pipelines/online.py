@@ -26,7 +26,14 @@ from transformers.utils import logging as transformers_logging
 from envs import text_env
 from rl_dialog.cluster.online import on_actors
 from rl_dialog.errors import room_for
-from rl_dialog.evaluation.online_run import OnlineRun, check_run, contexts_of, load_trainer, returns_of
+from rl_dialog.evaluation.online_run import (
+    OnlineRun,
+    check_run,
+    contexts_of,
+    load_trainer,
+    model_of,
+    returns_of,
+)
 from rl_dialog.methods import ONLINE
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
@@ -60,7 +67,8 @@ def main(config: OnlineConfig) -> dict[str, Any]:
         start = resolve(config.checkpoint)
         start = str(Path(start).absolute()) if Path(start).exists() else start  # actors start elsewhere
         where = {"device": config.device, "address": config.address or None}
-        with on_actors(trainer.play, start, config.num_workers, rounds=config.max_steps, **where) as play:
+        where["rounds"] = config.max_steps
+        with on_actors(trainer.play, model_of(config, start), config.num_workers, **where) as play:
             trainer.play = play
             result = trainer.train()
     before, after = returns_of(out)
@@ -78,7 +86,8 @@ def check(config: OnlineConfig) -> None:
     at_least(
         config,
         max_steps=1, groups=1, group_size=1, batch_size=0, env_episodes=1, self_play_turns=1,
-        num_workers=0, cpus_per_worker=1, max_staleness=0, per_device_train_batch_size=1,
+        num_workers=0, cpus_per_worker=1, max_staleness=0, lora_r=1, lora_alpha=1,
+        per_device_train_batch_size=1,
         num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,
         save_total_limit=1, max_grad_norm=0, seed=0, value_unit=0,
         target_kl=0, kl_gain=0, supervised_weight=0,

@@ -42,9 +42,9 @@ LOOK = 0.2  # seconds between two looks for new work while all actors are busy
 class GroupPlayer:
     """What an actor holds: the language model of the run's start, which takes the weights of any version."""
 
-    def __init__(self, start: str, playing: Playing, device: str) -> None:
-        self.playing, self.tokenizer = playing, load_tokenizer(start)
-        model = ModelConfig(model_name_or_path=start)
+    def __init__(self, model: ModelConfig, playing: Playing, device: str) -> None:
+        """model: what the run starts from, adapters included."""
+        self.playing, self.tokenizer = playing, load_tokenizer(model.model_name_or_path)
         self.policy = Policy(load_lm(model, self.tokenizer), BC(), model).to(named_device(device)).eval()
         self.version, self.opponent = -1, None
 
@@ -193,7 +193,7 @@ class RoundsOnActors:
 
 @contextmanager
 def on_actors(
-    play: Rollouts, start: str, num_workers: int, *, rounds: int, device: str, address: str | None
+    play: Rollouts, model: ModelConfig, num_workers: int, *, rounds: int, device: str, address: str | None
 ) -> Iterator[Rollouts]:
     """`play` with its episodes played by so many Ray actors, each with a GPU where `device` says so and the
     cluster has them; 0 plays in this process."""
@@ -212,7 +212,7 @@ def on_actors(
         gpus = float(device != "cpu" and wants_gpus(device, num_workers))
         playing, where = play.playing, "auto" if gpus else "cpu"
         more = {"cpus_per_worker": float(cpus), "gpus_per_worker": gpus, "address": address}
-        with RolloutActors(lambda: GroupPlayer(start, playing, where), num_workers, **more) as actors:
+        with RolloutActors(lambda: GroupPlayer(model, playing, where), num_workers, **more) as actors:
             source = RoundsOnActors(actors, play.units, play.versions, play.opponent is not None, rounds)
             yield replace(play, source=source)
 

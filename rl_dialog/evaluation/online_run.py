@@ -79,6 +79,13 @@ class OnlineRun(OnlineSettings):
     value_trunk: Literal["auto", "shared", "separate"] = "auto"
     """what ppo's values read: a transformer of their own, which begins as a copy of the language model's
     (separate, and auto), or the language model's states (shared)"""
+    use_peft: bool = False
+    """learn LoRA adapters instead of all of the model, which without them is the prior: no second model is
+    held, and only adapters travel to workers"""
+    lora_r: int = 16
+    """rank of the adapters"""
+    lora_alpha: int = 32
+    """scale of the adapters (alpha / r)"""
     groups: int = 8
     """groups of episodes in a round, each with a conversation partner of its own"""
     group_size: int = 8
@@ -214,17 +221,19 @@ def _rewards_of(config: OnlineRun, weights: dict[str, float]) -> dict[str, Rewar
 
 
 def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase) -> Policy:
-    """The checkpoint as a policy of the method. Raises UserError for one of adapters."""
+    """The checkpoint as a policy of the method."""
     torch.manual_seed(config.seed)
-    model = ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk)
+    model = model_of(config, start)
     policy = Policy(load_lm(model, tokenizer), config.method, model)
     policy.start = start_of(start)
-    if policy.has_adapters:
-        raise UserError(
-            f"--checkpoint {config.checkpoint}: expected a whole model, got LoRA adapters, whose prior would "
-            "be the model below them: merge them into it first (peft's merge_and_unload)"
-        )
     return policy
+
+
+def model_of(config: OnlineRun, start: str) -> ModelConfig:
+    """What is loaded of the checkpoint `start`; LoRA adapters that it consists of are merged into the model
+    below them."""
+    adapters = {"use_peft": config.use_peft, "lora_r": config.lora_r, "lora_alpha": config.lora_alpha}
+    return ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk, **adapters)
 
 
 def check_run(config: OnlineRun) -> None:
@@ -239,6 +248,11 @@ def check_run(config: OnlineRun) -> None:
         )
     if config.data:
         load_manifest(config.data)
+    if config.use_peft and config.prior:
+        raise UserError(
+            "--use_peft: expected no --prior, because the model without its adapters is the prior, got "
+            f"{config.prior}"
+        )
     if config.target_kl and not config.method.c:
         raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
     if config.max_staleness and not config.num_workers:

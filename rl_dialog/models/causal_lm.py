@@ -99,7 +99,8 @@ def _adapted(lm: PreTrainedModel, adapters: str, where: str) -> PreTrainedModel:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(lm, adapters).merge_and_unload()
+        merged = PeftModel.from_pretrained(lm, adapters).merge_and_unload()
+        return merged.requires_grad_(True)  # peft froze what lies below adapters
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         raise UserError(f"{where}: expected LoRA adapters of a {type(lm).__name__} ({error})") from error
 

@@ -200,6 +200,29 @@ def test_logs_are_for_train_and_worlds_for_online(tmp_path: Path) -> None:
     assert method == GRPO(divide_by_length=False, kl="k2")
 
 
+@pytest.mark.slow
+def test_adapters_learn_and_are_a_start_themselves(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """The prior is the model without them, a resumed run goes on with the same bits, and what has learned is
+    the start of another run, whose prior is it."""
+    how = {"use_peft": True, "lora_r": 4, "lr_scheduler_type": "constant", "eval_steps": 2, "env_episodes": 4}
+    config = replace(config, learning_rate=5e-2, **how)
+    whole = online.main(replace(config, max_steps=4))
+    latest = Path(whole["latest"])
+    assert (latest / "adapter_model.safetensors").is_file() and not (latest / "model.safetensors").is_file()
+    half = replace(config, output_dir=str(tmp_path / "half"))
+    online.main(replace(half, max_steps=2))
+    resumed = online.main(replace(half, max_steps=4, resume=True))
+    files = [Path(run["latest"], "adapter_model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert files[0] == files[1] and abs(whole["train/kl_per_reply"]) > 1e-3
+    for use_peft in (True, False):
+        further = {"checkpoint": whole["latest"], "output_dir": str(tmp_path / f"further-{use_peft}")}
+        result = online.main(replace(config, **further, use_peft=use_peft, max_steps=1))
+        assert result["return_before"] == pytest.approx(whole["return"])
+        assert abs(result["train/kl_per_reply"]) < 1e-4  # from where it starts
+    with pytest.raises(UserError, match="--use_peft: expected no --prior"):
+        online.main(replace(half, prior=config.checkpoint))
+
+
 # --- replies to logged contexts -----------------------------------------------------------------------------
 
 
@@ -333,7 +356,8 @@ def test_two_copies_talk_and_both_learn_what_rewards_say(config, logs, tmp_path:
     assert {"eval/return_assistant", "eval/return_user"} <= lines[0].keys()
 
 
-@pytest.mark.parametrize("lag", [2, pytest.param(-1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [2, -1])
 def test_a_run_against_a_copy_goes_on_where_it_was(config, logs, tmp_path: Path, lag: int) -> None:  # noqa: ANN001
     """The copy too: the third round is played against the second version of the policy."""
     (tmp_path / "vowels_reward.py").write_text(OWN)
