@@ -30,6 +30,7 @@ from rl_dialog.evaluation.online_run import (
     OnlineRun,
     check_run,
     contexts_of,
+    judge_of,
     load_trainer,
     model_of,
     returns_of,
@@ -61,9 +62,11 @@ def main(config: OnlineConfig) -> dict[str, Any]:
         make_env, held_out = text_env(config.env), text_env(config.eval_env or config.env)
     else:
         make_env, held_out = contexts_of(config)
+    judge = judge_of(config)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
-        trainer = load_trainer(config, out, make_env, held_out, device=named_device(config.device))
+        how = {"judge": judge, "device": named_device(config.device)}
+        trainer = load_trainer(config, out, make_env, held_out, **how)
         start = resolve(config.checkpoint)
         start = str(Path(start).absolute()) if Path(start).exists() else start  # actors start elsewhere
         where = {"device": config.device, "address": config.address or None}

@@ -20,7 +20,7 @@ from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.openings import ROLES, Openings, RewardMix
-from rl_dialog.evaluation.rollouts import Rollouts, self_play_return
+from rl_dialog.evaluation.rollouts import Judge, Rollouts, judged_return, self_play_return
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import ONLINE, RLOO, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
@@ -64,8 +64,9 @@ class OnlineRun(OnlineSettings):
     """the world that the return is measured in; by default `env`, and in self-play against the policy as it
     was at the start"""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
-    """with `contexts`, the weight of each reward, e.g. `--rewards.learned 1`; `--rewards.MODULE:FUNCTION 1`
-    is one of your own (rl_dialog/rewards/README.md)"""
+    """the weight of each reward, e.g. `--rewards.learned 1`: what judges replies to `contexts`, and in `env`
+    whole conversations instead of the world's own reward, which is watched beside it;
+    `--rewards.MODULE:FUNCTION 1` is one of your own (rl_dialog/rewards/README.md)"""
     scorers: tuple[str, ...] = ()
     """models behind rewards: reward_model=DIR (that `fit_reward` wrote), sentiment=PATH, toxicity=PATH,
     encoder=PATH"""
@@ -116,9 +117,16 @@ class OnlineRun(OnlineSettings):
 
 
 def load_trainer(
-    config: OnlineRun, out: Path, make_env: MakeEnv, held_out: MakeEnv, *, device: torch.device
+    config: OnlineRun,
+    out: Path,
+    make_env: MakeEnv,
+    held_out: MakeEnv,
+    *,
+    judge: Judge | None = None,
+    device: torch.device,
 ) -> OnlineTrainer:
-    """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`."""
+    """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`; `judge`
+    has the rewards that take the place of the worlds'."""
     start = resolve(config.checkpoint)
     tokenizer = load_tokenizer(start)
     policy = _policy_of(config, start, tokenizer)
@@ -142,7 +150,7 @@ def load_trainer(
         self_play=config.self_play,
         learner_role=config.learner_role,
         threads=config.cpus_per_worker,
-        judge=judge_of(config),
+        judge=judge,
         versions=versions,
         opponent=Opponent(policy) if config.self_play and config.opponent_lag else None,
     )
@@ -193,7 +201,10 @@ def evaluation_of(config: OnlineRun, play: Rollouts, held_out: MakeEnv, policy: 
     side_by_side = config.batch_size or 128
     if not config.self_play or config.eval_env:
         measure = {"make_env": held_out, "episodes": config.env_episodes, "seed": ENV_SEED}
-        return partial(env_return, **measure, decoding=play.decoding, batch_size=side_by_side)
+        measure |= {"decoding": play.decoding, "batch_size": side_by_side}
+        if play.judge is None:
+            return partial(env_return, **measure)
+        return partial(judged_return, **measure, judge=play.judge)
     playing = replace(
         play.playing, make_env=held_out, group_size=1, seed=ENV_SEED, batch_size=side_by_side
     )
@@ -209,10 +220,10 @@ def evaluation_of(config: OnlineRun, play: Rollouts, held_out: MakeEnv, policy: 
 
 def judge_of(config: OnlineRun) -> RewardMix | None:
     """The rewards that are learned from instead of a world's. Raises UserError."""
-    if not (config.contexts and config.self_play):
-        return None
     weights = choosing.read_weights(config.rewards)
-    return RewardMix(_rewards_of(config, weights), weights, world_pays=False)
+    if not weights or (config.contexts and not config.self_play):  # contexts judge by themselves
+        return None
+    return RewardMix(_rewards_of(config, weights), weights, world_pays=bool(config.env))
 
 
 def _rewards_of(config: OnlineRun, weights: dict[str, float]) -> dict[str, Reward]:
@@ -289,17 +300,16 @@ def _check_partner(config: OnlineRun) -> None:
             "expected either --env, a world to talk in, or --contexts, a directory that `prepare` wrote, got "
             + ("both" if config.env else "neither")
         )
+    weights = choosing.read_weights(config.rewards)
+    if config.scorers and not weights:
+        raise UserError("--scorers: expected rewards that ask them, --rewards.NAME WEIGHT, got none")
     if config.env:
-        given = [name for name, weight in config.rewards.items() if weight is not None]
-        if given or config.scorers:
-            flag = f"--rewards.{given[0]}" if given else "--scorers"
-            raise UserError(f"{flag}: a world has rewards of its own; rewards judge replies to --contexts")
-    elif not choosing.read_weights(config.rewards):
+        return
+    if not weights:
         raise UserError(
             "--contexts: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
         )
-    else:
-        load_manifest(config.contexts)
+    load_manifest(config.contexts)
 
 
 def _check_self_play(config: OnlineRun) -> None:

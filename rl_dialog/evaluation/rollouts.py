@@ -20,7 +20,7 @@ from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.conversations import Conversations, can_keep
-from rl_dialog.evaluation.episodes import Episode, Table, Tables, return_figures
+from rl_dialog.evaluation.episodes import Episode, Table, Tables, play_episodes, return_figures
 from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
 from rl_dialog.evaluation.openings import WORLD, Openings
 from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, SharedTable
@@ -252,6 +252,31 @@ def true_total(dialog: Dialog) -> float | None:
     """What the world itself paid for a dialog that other rewards have judged; None where it is not known."""
     paid = [dialog.messages[i].get("rewards", {}).get(WORLD) for i in dialog.replies]
     return None if not paid or None in paid else float(sum(paid))
+
+
+def judged_return(
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    step: int = 0,
+    *,
+    make_env: Callable[[], Any],
+    episodes: int,
+    seed: int,
+    decoding: Decoding,
+    batch_size: int,
+    judge: Judge,
+) -> dict[str, float]:
+    """`env_return` by other rewards than the world's, whose own is `eval/true_return`."""
+    how = {"seed": seed, "batch_size": batch_size}
+    played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding, **how)
+    paid = [each.total for each in played if each.total is not None]
+    judged(played, judge)
+    figures = return_figures(played)
+    if paid:
+        spread = float(np.std(paid, ddof=1)) if len(paid) > 1 else 0.0
+        figures["eval/true_return"] = float(np.mean(paid))
+        figures["eval/true_return_stderr"] = spread / float(np.sqrt(len(paid)))
+    return figures
 
 
 def self_play_return(

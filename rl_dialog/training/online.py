@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_dialog.data.batch import Batch, collate
-from rl_dialog.data.files import write_json
+from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.rollout import Rollout
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
@@ -32,12 +33,15 @@ from rl_dialog.methods.method import Outputs
 from rl_dialog.models.checkpoint import describe
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
-from rl_dialog.training.logger import Logger
+from rl_dialog.training.logger import Logger, write_note
 from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
 from rl_dialog.training.optim import Schedule
+from rl_dialog.training.over_optimisation import OverOptimisation
+from rl_dialog.training.token_page import TokenEpisode, TokenRow, token_page
 from rl_dialog.training.versions import Versions
 
-UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet, and c
+UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet, c, the alarm
+SAMPLES = "samples"  # the folder of a run with its conversations token by token
 LOGGED = 1  # the stream of randomness that logged rows are drawn from
 KL_CUT = 0.2  # the largest relative error that the controller of c answers to (Ziegler et al. 2019)
 
@@ -192,6 +196,7 @@ class OnlineTrainer(Trainer):
         self.eval_steps = config.eval_steps
         self.step, self.best, self.unit_known = 0, None, False
         self._held_out: list[float] = []
+        self.alarm = OverOptimisation()
         self.metric, self.sign = self._selection_metric()
         frozen = prior.to(self.device) if prior else self.policy
         self.objective = OnlineObjective(self.policy, frozen, temperature)
@@ -213,9 +218,12 @@ class OnlineTrainer(Trainer):
                 [each for each in rollouts if each.total is not None]
             )
             seconds = time.perf_counter() - began
+            drawn, read = (sum(f(row) for each in rollouts for row in each.rows) for f in (_drawn, _read))
             figures |= {
                 "data/episodes_per_s": len(rollouts) / seconds,
                 "data/playing": played / seconds,
+                "data/drawn_tokens_per_s": drawn / played,
+                "data/learned_tokens_per_s": read * self.passes / (seconds - played),
                 "train/progress": self.step / self.total_steps,
             }
             if self._due(self.config.logging_steps):
@@ -236,6 +244,8 @@ class OnlineTrainer(Trainer):
             self._set_unit(np.array([rollout.total for rollout in rollouts]))
         said, experiences = self._experiences(rollouts)
         episodes = self._samples(rollouts, said, experiences)
+        if self._due(self.eval_steps) or self.step in (0, self.total_steps - 1):
+            self._show(rollouts, episodes)
         sums, decisions, rate = self._passes(episodes)
         self.step += 1
         ratios = np.concatenate([each.log_ratio for each in experiences])
@@ -254,6 +264,34 @@ class OnlineTrainer(Trainer):
             "train/behaviour_gap": float(np.concatenate(gaps).mean()),
             "train/reply_tokens": len(ratios) / replies,
         }
+
+    def _show(self, rollouts: Sequence[Rollout], episodes: Sequence[Sequence[Sample]]) -> None:
+        """Writes two episodes of the first two groups as a page: their tokens, and what is learned from
+        them."""
+        shown: dict[int, list[TokenEpisode]] = {}
+        for rollout, samples in zip(rollouts, episodes, strict=True):
+            rows = [
+                TokenRow(each.row, each.behaviour_logp, each.prior_logp, each.advantages, each.weights)
+                for each in samples
+            ]
+            role = f", {rollout.role}" if rollout.role else ""
+            title = f"Group {rollout.group}, episode {rollout.episode}{role}: return {rollout.total:.3g}"
+            shown.setdefault(rollout.group, []).append(TokenEpisode(title, rows))
+        chosen = [each for group in list(shown.values())[:2] for each in group[:2]]
+        page = token_page(f"{self.output_dir.name}: round {self.step + 1}", chosen, self.tokenizer)
+        (self.output_dir / SAMPLES).mkdir(parents=True, exist_ok=True)
+        write_text_atomically(self.output_dir / SAMPLES / f"round-{self.step + 1:06d}.html", page)
+
+    def _evaluation(self) -> dict[str, float]:
+        """And whether a reward is over-optimised, where the world's own is known beside it."""
+        metrics = super()._evaluation()
+        if "eval/true_return" in metrics:
+            message = self.alarm.look(self.step, metrics)
+            metrics["eval/over_optimised"] = float(message is not None)
+            if message:
+                write_note(self.output_dir, message)
+                warnings.warn(message, stacklevel=2)
+        return metrics
 
     def _steer(self, kl_per_reply: float) -> None:
         """c for the next round, where a divergence is aimed at."""
@@ -373,7 +411,8 @@ class OnlineTrainer(Trainer):
 
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
         super()._fill(directory, metrics)
-        write_json(directory / "trainer" / UNIT, {"known": self.unit_known, "c": self.policy.method.c})
+        state = {"known": self.unit_known, "c": self.policy.method.c, "alarm": self.alarm.state()}
+        write_json(directory / "trainer" / UNIT, state)
         if self.versions is not None:
             self.versions.save(directory / "trainer", self.step)
 
@@ -384,6 +423,7 @@ class OnlineTrainer(Trainer):
             self.policy.value_unit = float(describe(latest).get("value_unit", 1.0))
             state = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))
             self.unit_known = state["known"]
+            self.alarm.load(state.get("alarm", {}))
             if self.config.target_kl:
                 self.policy.method = replace(self.policy.method, c=state.get("c", self.policy.method.c))
             if self.versions is not None:
@@ -398,6 +438,7 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "train/replies_per_dialog": sum(len(r.rewards) for each in rollouts for r in each.rows)
         / len(rollouts),
         "train/rows_per_dialog": sum(len(each.rows) for each in rollouts) / len(rollouts),
+        "train/distinct_pairs": _distinct_pairs(rollouts),
         "train/staleness": float(np.mean([each.staleness for each in rollouts])),
     }
     if scored:
@@ -406,9 +447,30 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         figures["train/return"] = float(totals.mean())
         figures["train/flat_groups"] = groups_without_spread(totals, groups)
         roles = np.array([rollout.role for rollout in scored])
+        true = [rollout.true_total for rollout in scored if rollout.true_total is not None]
+        if true:
+            figures["train/true_return"] = float(np.mean(true))
         if len(names := sorted(set(roles))) > 1:
             figures |= {f"train/return_{name}": float(totals[roles == name].mean()) for name in names}
     return figures
+
+
+def _distinct_pairs(rollouts: Sequence[Rollout]) -> float:
+    """Different pairs of tokens that follow each other in replies, as a share of all such pairs: the lower,
+    the more the policy repeats itself."""
+    pairs: list[tuple[int, int]] = []
+    for row in (row for each in rollouts for row in each.rows):
+        both = row.assistant[1:] & row.assistant[:-1]
+        pairs += zip(row.input_ids[:-1][both].tolist(), row.input_ids[1:][both].tolist(), strict=True)
+    return len(set(pairs)) / max(1, len(pairs))
+
+
+def _drawn(row: Row) -> int:
+    return int(row.assistant[1:].sum())
+
+
+def _read(row: Row) -> int:
+    return len(row.input_ids)
 
 
 def _experience(rollout: Rollout, said: Sequence[Said], unit: float) -> Experience:

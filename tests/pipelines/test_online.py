@@ -139,7 +139,8 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"checkpoint": "./nowhere"}, "expected a directory with a model"),
         ({"env": ""}, "expected either --env.*got neither"),
         ({"contexts": "data"}, "expected either --env.*got both"),
-        ({"rewards": {"question": 1.0}}, "--rewards.question: a world has rewards of its own"),
+        ({"scorers": ("sentiment=x",)}, "--scorers: expected rewards that ask them"),
+        ({"rewards": {"learned": 1.0}}, "--rewards.learned: expected the model that it asks"),
         ({"env": "", "contexts": "nowhere"}, "--contexts: expected rewards"),
         ({"env": "", "contexts": "nowhere", "rewards": {"question": 1.0}}, "nowhere"),
         ({"env": "smalltalk"}, "Did you mean small_talk"),
@@ -221,6 +222,26 @@ def test_adapters_learn_and_are_a_start_themselves(config, tmp_path: Path) -> No
         assert abs(result["train/kl_per_reply"]) < 1e-4  # from where it starts
     with pytest.raises(UserError, match="--use_peft: expected no --prior"):
         online.main(replace(half, prior=config.checkpoint))
+
+
+def test_other_rewards_are_learned_in_a_world_whose_own_is_watched(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """The letter e is paid for, and the world's letters a stand beside it, in the log and in the figures."""
+    (tmp_path / "e_reward.py").write_text(OWN.replace('count("a")', 'count("e")'))
+    result = online.main(replace(config, rewards={"e_reward:vowels": 1.0}, max_steps=6, eval_steps=3))
+    assert result["return"] > result["return_before"]
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
+    measured = [line for line in lines if "eval/return" in line]
+    assert all({"eval/true_return", "eval/over_optimised"} <= line.keys() for line in measured)
+    dialogs, _ = read_logs([Path(config.output_dir) / "rollouts"])
+    for dialog in dialogs:
+        for reply in (dialog.messages[i] for i in dialog.replies):
+            assert reply["reward"] == reply["content"].count("e")
+            assert reply["rewards"]["world"] == reply["content"].count("a")
+    last = [dialog for dialog in dialogs if dialog.meta["step"] == 6]
+    paid = [sum(dialog.messages[i]["rewards"]["world"] for i in dialog.replies) for dialog in last]
+    assert result["train/true_return"] == pytest.approx(sum(paid) / len(paid))
+    pages = sorted(path.name for path in (Path(config.output_dir) / "samples").iterdir())
+    assert pages == ["round-000001.html", "round-000004.html", "round-000006.html"]
 
 
 # --- replies to logged contexts -----------------------------------------------------------------------------
