@@ -253,7 +253,7 @@ class Table:
             roles = " and ".join(map(repr, by_role or (self.role, info["role"])))
             raise UserError(
                 f"{self.name}: expected a world of one player, got {roles}: a policy takes one role, so let "
-                "the world play the others"
+                "the world play the others (`online --self_play` lets it play all of them)"
             )
 
     def episode(self) -> Episode:

@@ -246,3 +246,34 @@ def test_a_world_that_ignores_its_seed_is_told(make_policy, tokenizer) -> None: 
     with pytest.raises(UserError, match="expected episodes of the same seed to begin alike.*group_size 1"):
         rollouts(make_env=Careless)(make_policy(RLOO()), tokenizer, 0)
     rollouts(make_env=Careless, size=1)(make_policy(RLOO()), tokenizer, 0)
+
+
+def test_what_was_read_is_forgotten_with_the_weights_that_read_it(make_policy, tokenizer) -> None:  # noqa: ANN001
+    """Caches stay from turn to turn and never from version to version: the same policy with other weights
+    says what a fresh one with these weights says."""
+    policy, other = (make_policy(RLOO(), "llama", seed=seed) for seed in (0, 7))
+    play = rollouts()
+    play(policy, tokenizer, 0)
+    policy.load_state_dict(other.state_dict())
+    found, fresh = play(policy, tokenizer, 0), play(other, tokenizer, 0)
+    for one, two in zip(found, fresh, strict=True):
+        for mine, theirs, logp in zip(one.logp, two.logp, learners_logp(policy, one.rows), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+            np.testing.assert_allclose(mine, logp, atol=2e-5)
+
+
+def test_a_drawn_token_that_is_the_padding_too_is_trained(make_policy, tokenizer) -> None:  # noqa: ANN001
+    """Masks follow from where a token came from, not from which it is."""
+    policy = make_policy(RLOO(), "llama")
+    with torch.no_grad():  # likelier than any word
+        weight = policy.lm.get_output_embeddings().weight
+        weight[tokenizer.pad_token_id] = 3 * weight[weight.norm(dim=1).argmax()]
+    drawn = [
+        row.input_ids[row.assistant] for each in rollouts(size=4)(policy, tokenizer, 0) for row in each.rows
+    ]
+    assert any((ids == tokenizer.pad_token_id).any() for ids in drawn)
+    for each in rollouts(size=4)(policy, tokenizer, 0):
+        for row, logp in zip(each.rows, each.logp, strict=True):
+            batch = collate([row], pad_id=tokenizer.pad_token_id)
+            assert batch.decisions == len(logp) == row.assistant.sum()
+            assert batch.actions.tolist() == row.input_ids[row.assistant].tolist()
