@@ -1,11 +1,11 @@
 """A policy talks in a world, learns from what came of it, and stays near its prior.
 
     python -m pipelines.online --checkpoint runs/bc --env small_talk --method rloo --output_dir runs/online
-    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --rewards.learned 1 \
+    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --rewards.learned 1 \\
         --scorers reward_model=runs/reward --max_steps 100 --output_dir runs/rlhf
-    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --self_play --opponent_lag -1 \
+    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --self_play --opponent_lag -1 \\
         --rewards.question 0.2 --rewards.repetition 0.5 --rewards.reply_sentiment 0.3 --output_dir runs/talks
-    python -m pipelines.online --checkpoint runs/nim --env 'textarena:Nim-v0?opponent=self' --self_play \
+    python -m pipelines.online --checkpoint runs/nim --env 'textarena:Nim-v0?opponent=self' --self_play \\
         --output_dir runs/champion
 
 Each round plays `--groups` groups of `--group_size` episodes (a group has one conversation partner) and

@@ -187,6 +187,11 @@ class Rollouts:
             write_text_atomically(self.folder / f"step-{step + 1:06d}.jsonl", "".join(lines))
         room = prompt_room(policy, self.decoding)
         mine = [each for each in played if each.dialog.meta.get("player") != COPY]
+        if not mine:
+            raise UserError(
+                f"step {step}: expected episodes in which the policy speaks, got {len(played)} in which only "
+                "its copy did: leave out --learner_role, or set --opponent_lag 0"
+            )
         roles = sorted({each.dialog.meta.get("role", "") for each in mine})
         return [self._rollout(each, tokenizer, room, roles, step) for each in mine]
 

@@ -86,17 +86,17 @@ def result_of(folder: Path) -> tuple[bytes, list[tuple[str, bytes]], list[dict]]
 
 
 def test_any_number_of_actors_gives_the_same_bits(config, tmp_path, cluster) -> None:  # noqa: ANN001
-    """Weights, logs and metrics, of this process and of 1, 2 and 4 actors; and two rounds ahead, which is
-    another result, again for any number of them."""
+    """Weights, logs and metrics, of this process and of 1 and 4 actors (of 2 below, where one is killed). Two
+    rounds ahead is another result, whose equality for 1 and 2 actors is seen where a driver is killed."""
     alone = ran(config, tmp_path / "0")
-    for count in (1, 2, 4):
+    for count in (1, 4):
         for path in cluster.iterdir():
             path.unlink()
         assert ran(config, tmp_path / str(count), num_workers=count) == alone
         assert 1 <= len({path.name for path in cluster.iterdir()} - {str(os.getpid())}) <= count
-    ahead = [ran(config, tmp_path / f"ahead-{n}", num_workers=n, max_staleness=2) for n in (1, 3)]
-    assert ahead[0] == ahead[1] and ahead[0][0] != alone[0]
-    assert [line["train/staleness"] for line in ahead[0][2] if "train/staleness" in line] == [0, 1, 2, 2]
+    weights, _, lines = ran(config, tmp_path / "ahead", num_workers=2, max_staleness=2)
+    assert weights != alone[0]
+    assert [line["train/staleness"] for line in lines if "train/staleness" in line] == [0, 1, 2, 2]
 
 
 def test_what_a_killed_actor_had_begun_is_played_once(config, tmp_path, cluster) -> None:  # noqa: ANN001
@@ -120,12 +120,9 @@ def test_what_a_killed_actor_had_begun_is_played_once(config, tmp_path, cluster)
     assert disturbed == alone
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_a_killed_driver_goes_on_without_losing_or_doubling_an_episode(
-    config, tmp_path, cluster, staleness: int
-) -> None:  # noqa: ANN001
-    """To the same bits, also where rounds were under way that were played ahead."""
-    config = replace(config, num_workers=1, max_staleness=staleness, save_steps=1, max_steps=6)
+def test_a_killed_driver_goes_on_without_losing_or_doubling_an_episode(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """To the same bits, with rounds under way that were played ahead, and on another number of actors."""
+    config = replace(config, num_workers=1, max_staleness=2, save_steps=1, max_steps=6)
     whole, folder = ran(config, tmp_path / "whole"), tmp_path / "killed"
     code = (
         "from pipelines import online; from pipelines.online import OnlineConfig; "
