@@ -13,8 +13,8 @@ turn that the template adds behind a reply that was cut off is something read, n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Rollout:
     logp: tuple[np.ndarray, ...]  # of each row (n,) float32: `Spoken.logp` of its decisions
     total: float | None  # the undiscounted return; None where the episode failed or was not scored
     role: str = ""  # that the policy played, in a world of several
-    true_total: float | None = None  # what the world paid, where other rewards are learned from
+    components: Mapping[str, float] = field(default_factory=dict)  # sums of the rewards that were named
     staleness: int = 0  # rounds between the weights that played and those that learn
 
 

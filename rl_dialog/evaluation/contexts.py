@@ -7,6 +7,7 @@ world keeps the contract of envs/text_world.py; its seed says which context it i
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,9 +88,14 @@ class ContextWorld:
 
     def step(self, reply: str) -> tuple[list[Message], float | None, bool, bool, dict[str, Any]]:
         """What the rewards say of the reply."""
-        total = float(self.source.components(self.context, reply)[-1])
+        *parts, total = self.source.components(self.context, reply).tolist()
         said = {"role": "assistant", "content": reply}
-        return [*self.context, said], None if np.isnan(total) else total, True, False, {}
+        named = {
+            name: value
+            for name, value in zip(self.source.rewards, parts, strict=True)
+            if not math.isnan(value)
+        }
+        return [*self.context, said], None if math.isnan(total) else total, True, False, {"rewards": named}
 
 
 def _plain(message: Message) -> Message:

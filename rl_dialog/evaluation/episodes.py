@@ -218,6 +218,7 @@ class Table:
             raise UserError(f"{self.name}: expected reset to return (messages, info), got {got}")
         self.messages, info = begun
         self.rewards: dict[int, tuple[float | None, Any]] = {}  # message index -> reward, vote
+        self.components: dict[int, dict[str, float]] = {}  # message index -> what the reward is made of
         self.replies: list[Reply] = []
         self.terminated, self.failed = False, info.get("failed")
         self.finished, self.role = self.failed is not None, info.get("role")
@@ -242,6 +243,8 @@ class Table:
         self.failed = info.get("failed")
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
+        if info.get("rewards"):
+            self.components[len(before)] = info["rewards"]
         self.replies.append(reply)
         last = len(self.replies) >= self.max_turns
         self.finished = self.terminated or truncated or last or self.failed is not None
@@ -263,6 +266,7 @@ class Table:
             if i in self.rewards:
                 reward, vote = self.rewards[i]
                 message |= {"reward": reward} | ({} if vote is None else {"feedback": {"vote": vote}})
+                message |= {"rewards": self.components[i]} if i in self.components else {}
             elif message["role"] == "assistant":
                 message["weight"] = 0  # the environment's own words, not the policy's
         rewards = (reward for reward, _ in self.rewards.values())

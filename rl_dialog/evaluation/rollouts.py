@@ -237,7 +237,7 @@ class Rollouts:
         group = episode.index // self.group_size * len(roles) + roles.index(role)
         staleness = step - self.versions.played(step) if self.versions else 0
         return Rollout(
-            episode.index, group, rows, logp, total if rows else None, role, true_total(dialog), staleness
+            episode.index, group, rows, logp, total if rows else None, role, components_of(dialog), staleness
         )
 
 
@@ -253,10 +253,26 @@ def judged(played: Sequence[Episode], judge: Judge | None) -> None:
         dialog.meta["end"] = episode.end
 
 
-def true_total(dialog: Dialog) -> float | None:
-    """What the world itself paid for a dialog that other rewards have judged; None where it is not known."""
-    paid = [dialog.messages[i].get("rewards", {}).get(WORLD) for i in dialog.replies]
-    return None if not paid or None in paid else float(sum(paid))
+def components_of(dialog: Dialog) -> dict[str, float]:
+    """The sum over replies of each reward that judged them, whatever its weight; what the world itself paid
+    is one of them where others are learned from. A reply that one does not apply to adds nothing."""
+    sums: dict[str, float] = {}
+    for i in dialog.replies:
+        for name, value in (dialog.messages[i].get("rewards") or {}).items():
+            if value is not None:
+                sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+def reward_figures(played: Sequence[Episode]) -> dict[str, float]:
+    """The mean of each reward over the episodes that have it."""
+    found: dict[str, list[float]] = {}
+    for episode in played:
+        for name, value in components_of(episode.dialog).items() if episode.total is not None else ():
+            found.setdefault(name, []).append(value)
+    return {
+        f"eval/reward_{name}": float(np.mean(values)) for name, values in found.items() if name != WORLD
+    }
 
 
 def judged_return(
@@ -276,7 +292,7 @@ def judged_return(
     played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding, **how)
     paid = [each.total for each in played if each.total is not None]
     judged(played, judge)
-    figures = return_figures(played)
+    figures = return_figures(played) | reward_figures(played)
     if paid:
         spread = float(np.std(paid, ddof=1)) if len(paid) > 1 else 0.0
         figures["eval/true_return"] = float(np.mean(paid))
@@ -307,7 +323,7 @@ def self_play_return(
     for each in mine:
         if each.total is not None:
             by_role.setdefault(each.dialog.meta["role"], []).append(each.total)
-    return return_figures(mine) | {
+    return return_figures(mine) | reward_figures(mine) | {
         f"eval/return_{role}": float(np.mean(totals)) for role, totals in sorted(by_role.items())
     }
 

@@ -447,9 +447,11 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         figures["train/return"] = float(totals.mean())
         figures["train/flat_groups"] = groups_without_spread(totals, groups)
         roles = np.array([rollout.role for rollout in scored])
-        true = [rollout.true_total for rollout in scored if rollout.true_total is not None]
-        if true:
-            figures["train/true_return"] = float(np.mean(true))
+        for name in sorted({name for rollout in scored for name in rollout.components}):
+            values = [each.components[name] for each in scored if name in each.components]
+            figures["train/true_return" if name == "world" else f"train/reward_{name}"] = float(
+                np.mean(values)
+            )
         if len(names := sorted(set(roles))) > 1:
             figures |= {f"train/return_{name}": float(totals[roles == name].mean()) for name in names}
     return figures

@@ -14,7 +14,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.openings import RewardMix
-from rl_dialog.evaluation.rollouts import Playing, Rollouts, self_play_return, true_total
+from rl_dialog.evaluation.rollouts import Playing, Rollouts, components_of, self_play_return
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import RLOO
 from rl_dialog.rewards import choose_rewards
@@ -209,7 +209,7 @@ def test_a_mix_judges_the_whole_conversation_from_each_side() -> None:
     )
     mix(dialog)
     first, last = (dialog.messages[i] for i in dialog.replies)
-    assert first["rewards"]["world"] == 2.0 and true_total(dialog) == 3.0
+    assert first["rewards"]["world"] == 2.0 and components_of(dialog)["world"] == 3.0
     assert first["reward"] == pytest.approx(
         0.5 * first["rewards"]["question"] + 0.1 * first["rewards"]["answer_length"]
     )
@@ -217,4 +217,4 @@ def test_a_mix_judges_the_whole_conversation_from_each_side() -> None:
     alone = {"answer_length": 1.0}
     single = Dialog("e", [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "good"}])
     RewardMix(choose_rewards(alone), alone)(single)
-    assert single.messages[1]["reward"] is None and true_total(single) is None
+    assert single.messages[1]["reward"] is None and components_of(single) == {}

@@ -307,6 +307,9 @@ def test_replies_to_contexts_are_judged_by_rewards(config, logs, tmp_path: Path)
         assert reply["reward"] == 2 * reply["content"].count("a") and "feedback" not in str(
             dialog.messages[:-1]
         )
+        assert reply["rewards"]["vowels_reward:vowels"] == reply["content"].count("a")
+    asked = [dialog.messages[-1]["rewards"]["question"] for dialog in dialogs if dialog.meta["step"] == 12]
+    assert result["train/reward_question"] == pytest.approx(sum(asked) / len(asked))  # watched at no weight
 
 
 def test_what_the_rewards_say_is_what_a_world_pays(logs) -> None:  # noqa: ANN001
@@ -374,7 +377,7 @@ def test_two_copies_talk_and_both_learn_what_rewards_say(config, logs, tmp_path:
             assert opening["role"] == "assistant" and opening["weight"] == 0
     lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
     assert {"train/return_assistant", "train/return_user"} <= lines[1].keys()
-    assert {"eval/return_assistant", "eval/return_user"} <= lines[0].keys()
+    assert {"eval/return_assistant", "eval/return_user", "eval/reward_repetition"} <= lines[0].keys()
 
 
 @pytest.mark.slow
