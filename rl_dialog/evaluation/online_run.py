@@ -56,8 +56,8 @@ class OnlineRun(OnlineSettings):
     0: it is the policy as it is, and all roles are learned from; -1: it stays what the policy was at the
     start"""
     learner_role: str = ""
-    """in self-play, the only role that is learned; by default all of them, against a copy who speaks first in
-    every other group and the others in the rest"""
+    """in self-play, the only role that is learned; by default all of them, and against a copy that lags who
+    speaks first in every other group and the others in the rest"""
     self_play_turns: int = 3
     """in self-play from logged openings, the replies of each side"""
     eval_env: str = ""
@@ -373,6 +373,7 @@ A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
 
 - method: `{config.method}`
 - world: {world}, {config.groups} groups of {config.group_size} episodes a round
+- rewards: {choosing.read_weights(config.rewards) or "the world's own"}
 - started from: {Path(config.checkpoint).name}
 - seed: {config.seed}
 

@@ -64,7 +64,7 @@ class Playing:
         opponent: Policy | None = None,
     ) -> list[Episode]:
         """The numbered episodes of a unit; in self-play as each role saw them. `opponent` plays against the
-        policy, without it the policy plays all roles."""
+        policy; without it the policy is its own copy."""
         with with_threads(self.threads):
             return self._play(policy, tokenizer, episodes, opponent)
 
@@ -76,9 +76,11 @@ class Playing:
         opponent: Policy | None,
     ) -> list[Episode]:
         size = min(self.batch_size, len(episodes))
-        speakers = {LEARNER: Speaker(policy, tokenizer, self.decoding, self.seed, size)}
-        if opponent is not None:
-            speakers[COPY] = Speaker(opponent, tokenizer, self.decoding, self.seed, size)
+        policies = {LEARNER: policy, COPY: opponent or policy}
+        speakers = {
+            player: Speaker(speaking, tokenizer, self.decoding, self.seed, size)
+            for player, speaking in policies.items()
+        }
         tables = Tables(self.make_env, self.seed, self.batch_size, group_size=self.group_size)
         if not self.self_play:
             return tables.play(speakers[LEARNER], episodes, Table.episode)

@@ -79,8 +79,9 @@ class View:
 class SharedTable(Table):
     """One running conversation of several roles, of which the learner plays some.
 
-    Without a copy the learner plays all of them. Against a copy it plays who speaks first in every other
-    group of episodes, and all others in the rest; or always `learner_role`.
+    Without a copy of other weights the learner plays all of them. Against one it plays who speaks first in
+    every other group of episodes, and all others in the rest. Either way it plays `learner_role` alone where
+    that is named.
     """
 
     def __init__(self, *given: Any, against_copy: bool, learner_role: str, **more: Any) -> None:
@@ -97,11 +98,10 @@ class SharedTable(Table):
 
     def player_of(self, role: str) -> str:
         """LEARNER or COPY."""
-        if not self.against_copy:
-            return LEARNER
         if self.learner_role:
             return LEARNER if role == self.learner_role else COPY
-        return LEARNER if (role == self.first) == (self.partner % 2 == 0) else COPY
+        mine = not self.against_copy or (role == self.first) == (self.partner % 2 == 0)
+        return LEARNER if mine else COPY
 
     def step(self, reply: Reply) -> None:
         """Says the reply of whose turn it is."""

@@ -129,6 +129,8 @@ def test_one_role_alone_is_learned(policy, tokenizer) -> None:  # noqa: ANN001
     how = {"versions": versions, "opponent": Opponent(policy), "learner_role": "bidder_1"}
     found = rollouts(**how)(policy, tokenizer, 0)
     assert {each.role for each in found} == {"bidder_1"} and len(found) == 8
+    alone = rollouts(learner_role="bidder_1")(policy, tokenizer, 0)  # the same weights on both sides
+    assert [each.total for each in alone] == [each.total for each in found]
     message = "--learner_role buyer: expected a role of Bidding, which has bidder_0, bidder_1"
     with pytest.raises(UserError, match=message):
         rollouts(**how | {"learner_role": "buyer"})(policy, tokenizer, 0)
