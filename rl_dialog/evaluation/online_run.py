@@ -139,21 +139,7 @@ def load_trainer(
         if config.self_play or config.num_workers
         else None
     )
-    play = Rollouts(
-        make_env,
-        decoding_of(config),
-        config.groups,
-        config.group_size,
-        seed=stream(PLAY_SEED, config.seed),
-        folder=out / "rollouts",
-        batch_size=batch_size_of(config),
-        self_play=config.self_play,
-        learner_role=config.learner_role,
-        threads=config.cpus_per_worker,
-        judge=judge,
-        versions=versions,
-        opponent=Opponent(policy) if config.self_play and config.opponent_lag else None,
-    )
+    play = _rollouts_of(config, policy, make_env, out / "rollouts", judge, versions)
     evaluate = evaluation_of(config, play, held_out, policy)
     return OnlineTrainer(
         policy,
@@ -168,6 +154,32 @@ def load_trainer(
         evaluate=evaluate,
         describe=model_card(config, out.name),
         device=device,
+    )
+
+
+def _rollouts_of(
+    config: OnlineRun,
+    policy: Policy,
+    make_env: MakeEnv,
+    folder: Path,
+    judge: Judge | None,
+    versions: Versions | None,
+) -> Rollouts:
+    """How rounds are played."""
+    return Rollouts(
+        make_env,
+        decoding_of(config),
+        config.groups,
+        config.group_size,
+        seed=stream(PLAY_SEED, config.seed),
+        folder=folder,
+        batch_size=batch_size_of(config),
+        self_play=config.self_play,
+        learner_role=config.learner_role,
+        threads=config.cpus_per_worker,
+        judge=judge,
+        versions=versions,
+        opponent=Opponent(policy) if config.self_play and config.opponent_lag else None,
     )
 
 
@@ -205,9 +217,7 @@ def evaluation_of(config: OnlineRun, play: Rollouts, held_out: MakeEnv, policy: 
         if play.judge is None:
             return partial(env_return, **measure)
         return partial(judged_return, **measure, judge=play.judge)
-    playing = replace(
-        play.playing, make_env=held_out, group_size=1, seed=ENV_SEED, batch_size=side_by_side
-    )
+    playing = replace(play.playing, make_env=held_out, group_size=1, seed=ENV_SEED, batch_size=side_by_side)
     return partial(
         self_play_return,
         playing=playing,
@@ -252,20 +262,6 @@ def check_run(config: OnlineRun) -> None:
     decoding_of(config).check()
     _check_partner(config)
     _check_self_play(config)
-    if bool(config.data) != bool(config.supervised_weight):
-        given, other = ("data", "supervised_weight") if config.data else ("supervised_weight", "data")
-        raise UserError(
-            f"--{given}: expected --{other} too: a supervised term is of logs (data) and has a weight"
-        )
-    if config.data:
-        load_manifest(config.data)
-    if config.use_peft and config.prior:
-        raise UserError(
-            "--use_peft: expected no --prior, because the model without its adapters is the prior, got "
-            f"{config.prior}"
-        )
-    if config.target_kl and not config.method.c:
-        raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
     if config.max_staleness and not config.num_workers:
         raise UserError(
             f"--max_staleness {config.max_staleness}: expected --num_workers, which play while this process "
@@ -277,6 +273,7 @@ def check_run(config: OnlineRun) -> None:
             f"--method {method_name(config.method)} learns from logs: python -m pipelines.train; online "
             f"learn {', '.join(ONLINE)}"
         )
+    _check_terms(config)
     if config.method.compares_groups and config.group_size < 2:
         raise UserError(
             f"--group_size {config.group_size}: {method_name(config.method)} compares the episodes of a "
@@ -292,6 +289,24 @@ def check_run(config: OnlineRun) -> None:
             f"tf_top, dpo, ...), got {method_name(stored)}, which speaks by its values too: start from the "
             "model that it was trained from"
         )
+
+
+def _check_terms(config: OnlineRun) -> None:
+    """What the loss has besides the method's own."""
+    if bool(config.data) != bool(config.supervised_weight):
+        given, other = ("data", "supervised_weight") if config.data else ("supervised_weight", "data")
+        raise UserError(
+            f"--{given}: expected --{other} too: a supervised term is of logs (data) and has a weight"
+        )
+    if config.data:
+        load_manifest(config.data)
+    if config.use_peft and config.prior:
+        raise UserError(
+            "--use_peft: expected no --prior, because the model without its adapters is the prior, got "
+            f"{config.prior}"
+        )
+    if config.target_kl and not config.method.c:
+        raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
 
 
 def _check_partner(config: OnlineRun) -> None:
