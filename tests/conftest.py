@@ -58,7 +58,7 @@ def make_row():
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_policy(tokenizer):
     """make_policy(method, family, heads=..., trunk=..., target=..., ...): a two-layer policy in eval mode,
     its heads random, no two alike."""

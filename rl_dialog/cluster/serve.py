@@ -28,7 +28,6 @@ from starlette.responses import JSONResponse
 
 from rl_dialog.errors import UserError
 from rl_dialog.serving.limits import RateLimit
-from rl_dialog.serving.served import Models
 from rl_dialog.serving.settings import ServeSettings
 from rl_dialog.web_server import listening
 
@@ -51,7 +50,9 @@ class Replica:
     """One process that answers."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        # Here, and not in the proxies and the board, which would import all of transformers for it.
         from rl_dialog.data.store import Store
+        from rl_dialog.serving.served import Models
 
         # A replica whose engine died goes too: it would answer before all others, with errors, and so get
         # most requests.

@@ -30,6 +30,7 @@ from rl_dialog.evaluation.generation import (
     stream,
 )
 from rl_dialog.evaluation.intervals import Measure
+from rl_dialog.evaluation.metrics import CLICK
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards.fitted import ReplyReward
@@ -38,7 +39,6 @@ from rl_dialog.rewards.similarity import Similarity, similarity
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CLICK = "click"
 REWARD_MODEL = "reward model"
 WORDS = ("token_f1", "chrf", "bleu")  # similarities that read no files
 

@@ -16,6 +16,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.rewards.words import words
 
+CLICK = "click"  # what a similarity above a threshold stands for
 NEAR = 0.8  # two replies whose sets of words have this Jaccard similarity say the same
 
 

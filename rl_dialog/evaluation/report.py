@@ -9,10 +9,10 @@ from pathlib import Path
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation import plots
-from rl_dialog.evaluation.candidates import CLICK
 from rl_dialog.evaluation.document import Column, Sample, Section, Table, print_tables, write_document
 from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.intervals import Estimate
+from rl_dialog.evaluation.metrics import CLICK
 from rl_dialog.evaluation.scoring import WAYS
 from rl_dialog.evaluation.summary import FIGURES, Figure, Group, RunResult, figure_of, shown
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rl_dialog.data.schema import Dialog
-from rl_dialog.evaluation.candidates import CLICK, Candidates
-from rl_dialog.evaluation.episodes import Episode
-from rl_dialog.evaluation.generation import Reply
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
-from rl_dialog.evaluation.metrics import reward_measures, text_measures
+from rl_dialog.evaluation.metrics import CLICK, reward_measures, text_measures
+
+if TYPE_CHECKING:  # `ab` and `analyse` load no language model, and start in a second
+    from rl_dialog.evaluation.candidates import Candidates
+    from rl_dialog.evaluation.episodes import Episode
+    from rl_dialog.evaluation.generation import Reply
 
 
 @dataclass(frozen=True)

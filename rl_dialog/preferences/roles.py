@@ -26,6 +26,7 @@ from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.queries import ClipPool, QueryBroker, QuerySettings
 from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, clip_returns
+from rl_dialog.preferences.run_files import newest_version, versions
 from rl_dialog.preferences.segments import Clip, Segments
 
 KEPT_VERSIONS = 3
@@ -197,15 +198,3 @@ class Teacher:
         write_atomically(self.folder / str(self.version), fill)
         for old in versions(self.folder)[:-KEPT_VERSIONS]:
             shutil.rmtree(self.folder / str(old))
-
-
-def versions(folder: Path) -> list[int]:
-    """The published ones, ascending."""
-    return (
-        sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
-    )
-
-
-def newest_version(folder: str | Path) -> int:
-    """0: none."""
-    return max(versions(Path(folder)), default=0)

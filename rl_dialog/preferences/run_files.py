@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.roles import newest_version
 
 PIECE = 1 << 20  # bytes of metrics in one answer
 MARK = 256  # bytes before a cursor by which it is known again
@@ -139,6 +138,18 @@ def find_reward(folder: Path, checkpoint: Path | None) -> tuple[Path | None, int
         return folder / "reward" / str(version), 0
     newest = newest_version(folder / "reward")
     return (folder / "reward" / str(newest), version) if newest else (None, 0)
+
+
+def versions(folder: Path) -> list[int]:
+    """The rewards that are published there, ascending."""
+    return (
+        sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit()) if folder.is_dir() else []
+    )
+
+
+def newest_version(folder: str | Path) -> int:
+    """Of the rewards there; 0: none."""
+    return max(versions(Path(folder)), default=0)
 
 
 def _cursor(offset: int, before: bytes) -> str:

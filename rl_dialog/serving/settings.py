@@ -11,7 +11,6 @@ from typing import Any
 from rl_dialog.data.database import SECRET, database_url, shown_url
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
-from rl_dialog.models.checkpoint import resolve
 
 
 @dataclass(frozen=True)
@@ -157,4 +156,8 @@ def _absolute(place: str) -> str:
 
     Every replica has this one, and a later one is another.
     """
-    return str(Path(resolve(place)).resolve()) if Path(place).exists() else place
+    if not Path(place).exists():
+        return place
+    from rl_dialog.models.checkpoint import resolve  # it imports transformers, which keys need not wait for
+
+    return str(Path(resolve(place)).resolve())

@@ -230,7 +230,8 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
     try:
         shape = {"workers": 2, "envs": 2, "renew_every": 2}
         told = []
-        with trainer(**shape, reward=lambda trajectories: told.extend(trajectories)) as whole:
+        settings = PPO(**SMALL, lr_zero_steps=1000)
+        with trainer(settings, **shape, reward=lambda trajectories: told.extend(trajectories)) as whole:
             before = weights(whole)
             found = whole.sample()
             assert (
@@ -239,17 +240,15 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
                 and {each.worker for each in found} == {1, 2}
             )
             assert sum(len(each.actions) for each in found) >= 120 and not told
-            whole.train()
+            expected, wanted = [whole.train() for _ in range(4)], weights(whole)
             assert {(each.worker, each.env) for each in told} == {(1, 0), (1, 1), (2, 0), (2, 1)}
             assert whole.steps == sum(len(each.actions) for each in told)
-        with trainer(PPO(**SMALL, lr_zero_steps=1000), **shape) as whole:
-            expected, wanted = [whole.train() for _ in range(4)], weights(whole)
-        with trainer(PPO(**SMALL, lr_zero_steps=1000), **shape) as half:
-            half.train(), half.train()
+        with trainer(settings, **shape) as half:
+            half.sample(), half.train(), half.train()
             half.save(tmp_path / "trainer")
             half.policy().save_pretrained(tmp_path)
         policy = ControlPolicy.from_pretrained(tmp_path)
-        with trainer(PPO(**SMALL, lr_zero_steps=1000), policy=policy, first_round=2, **shape) as rest:
+        with trainer(settings, policy=policy, first_round=2, **shape) as rest:
             rest.load(tmp_path / "trainer")
             assert [rest.train(), rest.train()] == expected[2:] and same(weights(rest), wanted)
     finally:

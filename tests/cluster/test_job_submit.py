@@ -19,12 +19,8 @@ SWEEP = {
     "about": "Two weights.",
     "write_logs": {"dialogs": 60, "seed": 1},
     "prepare": "--rewards.logged 1 --vocab_size 400 --max_length 256",
-    "start": (
-        "--model.family llama --model.layers 1 --model.width 16 --model.attention_heads 2 --model.context 256"
-        " --max_steps 4 --env small_talk"
-    ),
-    "train": "--method psi --method.gamma 1 --max_steps 6 --env small_talk --eval_steps 3 --env_episodes 4",
-    "space": {"method.c": [0.05, 0.5]},
+    "train": "--model.layers 1 --model.width 16 --max_steps 6 --env small_talk --eval_steps 3",
+    "space": {"learning_rate": [0.001, 0.002]},
     "evaluate": "--env small_talk --episodes 8 --contexts 0 --samples 1",
 }
 
@@ -56,6 +52,6 @@ def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(
         [*submit, "--", *work], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "[2/2] c=0." in done.stdout and "succeeded" in done.stdout
+    assert "[2/2] learning_rate=0.00" in done.stdout and "succeeded" in done.stdout
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["points"]) == 2
     assert (tmp_path / "out" / "best" / "model.safetensors").is_file()

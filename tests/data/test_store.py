@@ -575,7 +575,7 @@ def test_four_processes_write_at_once(store_url):
     store.close()
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_kill_9_loses_nothing_that_was_acknowledged(store_url, rounds):
     rng = random.Random(0)
     acknowledged: list[int] = []

@@ -31,6 +31,13 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.fixture(scope="module")
+def rollouts(cluster):
+    """The same two workers for all tests: each is a process that imports torch."""
+    with Rollouts(SmallTalk, 2) as workers:
+        yield workers
+
+
 @pytest.fixture
 def checkpoints(make_policy, tokenizer, tmp_path):
     for name, method in (("bc", BC()), ("ilql", ILQL())):
@@ -41,32 +48,32 @@ def checkpoints(make_policy, tokenizer, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sample", [False, True], ids=["greedy", "sampled"])
-def test_workers_and_batches_do_not_change_the_episodes(cluster, checkpoints, tokenizer, sample):
+def test_workers_and_batches_do_not_change_the_episodes(rollouts, checkpoints, tokenizer, sample):
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100, do_sample=sample)
     here = [
         play_episodes(load_for_decoding(path), tokenizer, SmallTalk, EPISODES, decoding, seed=3)
         for path in checkpoints
     ]
-    with Rollouts(SmallTalk, 2) as rollouts:
-        there = [rollouts.play(path, EPISODES, decoding, seed=3, batch_size=4) for path in checkpoints]
-        steered = rollouts.play(checkpoints[1], EPISODES, decoding, seed=3, beta=0.0)
+    there = [rollouts.play(path, EPISODES, decoding, seed=3, batch_size=4) for path in checkpoints]
+    steered = rollouts.play(checkpoints[1], EPISODES, decoding, seed=3, beta=0.0)
     assert here == there
     assert steered != there[1]
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced(cluster, checkpoints):
-    decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
-    with Rollouts(SmallTalk, 1) as rollouts:
-        before = rollouts.play(checkpoints[0], EPISODES, decoding)
-        ray.kill(rollouts.free[0])
-        assert rollouts.play(checkpoints[0], EPISODES, decoding) == before
-
-
-@pytest.mark.slow
-def test_the_users_own_errors_come_through(cluster, tmp_path):
+def test_the_users_own_errors_come_through(rollouts, tmp_path):
     (tmp_path / "empty").mkdir()
-    with Rollouts(SmallTalk, 1) as rollouts, pytest.raises(UserError, match="expected a checkpoint"):
+    with pytest.raises(UserError, match="expected a checkpoint"):
         rollouts.play(tmp_path / "empty", EPISODES, Decoding())
     with pytest.raises(UserError, match="at least one rollout worker"):
         Rollouts(SmallTalk, 0)
+
+
+@pytest.mark.slow
+def test_killed_workers_are_replaced(rollouts, checkpoints):
+    """All of them: only successors can play."""
+    decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
+    before = rollouts.play(checkpoints[0], EPISODES, decoding)
+    for worker in (*rollouts.free, *rollouts.starting.values()):
+        ray.kill(worker)
+    assert rollouts.play(checkpoints[0], EPISODES, decoding) == before

@@ -237,13 +237,11 @@ def _note_and_fail(config: Path, error: Exception) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("error", "tries"), [(NoRoom("no room"), 1), (UserError("fix it"), 1), (RuntimeError("died"), 3)]
-)
+@pytest.mark.parametrize(("error", "tries"), [(NoRoom("no room"), 1), (RuntimeError("died"), 2)])
 def test_only_what_may_go_well_again_is_tried_again(made: Path, tmp_path: Path, error, tries: int) -> None:
     from rl_dialog.cluster.train import WorkerGroup, fit
 
     notes = tmp_path / "notes"
     with pytest.raises(Exception, match=str(error)):
-        fit(partial(_note_and_fail, error=error), notes, WorkerGroup(max_failures=2), tmp_path / "out")
+        fit(partial(_note_and_fail, error=error), notes, WorkerGroup(max_failures=1), tmp_path / "out")
     assert notes.read_text().count("tried") == tries

@@ -21,8 +21,8 @@ from rl_dialog.cluster.preferences import Role
 from rl_dialog.preferences.label_log import LabelLog
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("RL_DIALOG_KILLS", 8))
-LABELS = 500
+KILLS = int(os.environ.get("RL_DIALOG_KILLS", 7))  # each of them once
+LABELS = 250
 ROLES = ("learner", "asker", "teacher", "page")
 
 # A person as a process: answers one query after the other, and writes each answer that was acknowledged.
@@ -144,10 +144,15 @@ class Run:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(  # tests/preferences/test_label_log_faults.py kills those who write to PostgreSQL
+    "store_url",
+    ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.long])],
+    indirect=True,
+)
 def test_no_acknowledged_label_is_lost(store_url, tmp_path):
     chance = random.Random(7)
     run = Run(
-        tmp_path / "run", store_url, steps=10**5 * max(8, KILLS), labels=4 * LABELS, pause=0.05
+        tmp_path / "run", store_url, steps=10**5 * KILLS, labels=4 * LABELS, pause=0.05
     )  # it is stopped long before its end
     try:
         victims = ["driver", *ROLES, *run.labellers] * KILLS
@@ -189,24 +194,24 @@ def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
     run = Run(
         tmp_path / "run",
         f"sqlite:///{tmp_path}/labels.db",
-        steps=10**6,
+        steps=5 * 10**5,
         labels=4 * LABELS,
         pause=0.0,
         labeller="oracle",
         people=(),
     )
     try:
-        deadline, killed = time.monotonic() + 240, 0
-        while (labels := run.status().get("labels", 0)) < LABELS:
+        deadline, killed = time.monotonic() + 360, 0
+        while (labels := run.status().get("labels", 0)) < LABELS or killed < 3:
             assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
-            if killed < 4 and labels >= killed * LABELS // 5 and labels and run.kill("oracle"):
+            if killed < 3 and labels >= killed * LABELS // 4 and labels and run.kill("oracle"):
                 killed += 1
                 time.sleep(3)
             time.sleep(0.05)
     finally:
         run.stop()
     log = LabelLog(run.url)
-    assert killed == 4 and LABELS <= len(log.labels()) == len({label.query for label in log.labels()})
+    assert killed == 3 and LABELS <= len(log.labels()) == len({label.query for label in log.labels()})
     log.close()
 
 
@@ -225,9 +230,10 @@ def test_a_role_that_is_slow_gets_more_time_than_before():
 
 
 @pytest.mark.slow
-def test_a_role_that_hangs_is_reported_and_made_again(tmp_path):
+def test_a_role_that_hangs_is_made_again_and_one_that_cannot_live_ends_the_run(tmp_path):
     """SIGSTOP: the process is there and says nothing. Reported within ten seconds (and the time in which
-    nobody asked), and replaced."""
+    nobody asked), and replaced. Then the teacher finds a broken clip again and again: the run says so and
+    ends with an error, not in silence."""
     run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
     try:
         deadline = time.monotonic() + 120
@@ -246,20 +252,6 @@ def test_a_role_that_hangs_is_reported_and_made_again(tmp_path):
         before = run.status()["steps"]
         while run.status()["steps"] <= before or run.pid("learner") in (0, frozen):
             assert time.monotonic() - began < 90, run.status()
-            time.sleep(0.2)
-    finally:
-        run.stop()
-
-
-@pytest.mark.slow
-def test_a_role_that_cannot_live_ends_the_run(tmp_path):
-    """The teacher finds a broken clip again and again: the run says so and ends with an error, not in
-    silence."""
-    run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
-    try:
-        deadline = time.monotonic() + 120
-        while not run.status().get("reward_version"):
-            assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
             time.sleep(0.2)
         for path in (tmp_path / "run" / "clips").rglob("*.npz"):
             path.write_bytes(b"broken")

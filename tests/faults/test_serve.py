@@ -24,11 +24,28 @@ import psutil
 import pytest
 
 from rl_dialog.data.store import Store
+from rl_dialog.methods import BC, ILQL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 TALK = [{"role": "user", "content": "hello there"}]
-LOAD_SECONDS = float(os.environ.get("RL_DIALOG_LOAD_SECONDS", "20"))
+LOAD_SECONDS = float(os.environ.get("RL_DIALOG_LOAD_SECONDS", "12"))
+PAIR = ["--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "60"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("serve")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(make_policy, tokenizer, folder):
+    """{"bc": folder, "ilql": folder}: tiny checkpoints."""
+    found = {"bc": str(folder / "bc"), "ilql": str(folder / "ilql")}
+    for method, where in ((BC(), found["bc"]), (ILQL(), found["ilql"])):
+        make_policy(method).save_pretrained(where)
+        tokenizer.save_pretrained(where)
+    return found
 
 
 @pytest.fixture
@@ -88,45 +105,29 @@ def _name(process):
         return ""
 
 
-@pytest.fixture
-def serve(store, tmp_path):
-    """serve(*flags): a context with the command running, on a Ray of its own."""
-
-    @contextmanager
-    def start(*flags):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-            "RAY_worker_niceness": "0"
-        }
-        output = tmp_path / "server.log"
-        arguments = [
-            sys.executable,
-            "-m",
-            "pipelines.serve",
-            "--store",
-            store.name,
-            "--port",
-            str(port),
-            "--address",
-            "local",
-            *flags,
-        ]
-        with output.open("w") as log:
-            process = psutil.Popen(arguments, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            _until(lambda: '"ready"' in output.read_text() or process.poll() is not None, 120)
-            assert process.poll() is None, output.read_text()
-            ready = next(
-                json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"ready"')
-            )
-            yield Server(store, environment, process, ready["ready"], ready["cluster"], output)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(90)
-
-    return start
+@contextmanager
+def serving(store, output, *flags):
+    """The running command, on a Ray of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+        "RAY_worker_niceness": "0"
+    }
+    where = ["--store", store.name, "--port", str(port), "--address", "local"]
+    arguments = [sys.executable, "-m", "pipelines.serve", *where, *flags]
+    with output.open("w") as log:
+        process = psutil.Popen(arguments, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _until(lambda: '"ready"' in output.read_text() or process.poll() is not None, 300)
+        assert process.poll() is None, output.read_text()
+        ready = next(
+            json.loads(line) for line in output.read_text().splitlines() if line.startswith('{"ready"')
+        )
+        yield Server(store, environment, process, ready["ready"], ready["cluster"], output)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(90)
 
 
 def _until(condition, seconds):
@@ -164,72 +165,6 @@ class Clients:
         assert not any(thread.is_alive() for thread in self._threads), "a client hangs"
 
 
-def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(serve, store, checkpoints):
-    ample, tight = (
-        store.keys.add("ample", requests_per_minute=100_000),
-        store.keys.add("tight", requests_per_minute=7),
-    )
-    models = ["--models", f"ilql={checkpoints['ilql']}", f"bc={checkpoints['bc']}"]
-    with serve(
-        *models, "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12"
-    ) as server:
-        assert len(server.replicas()) == 2
-        for headers in ({}, {"Authorization": "Bearer sk-rl-nobody"}):
-            assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 401
-        statuses = Counter(
-            httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {tight}"}).status_code
-            for _ in range(30)
-        )
-        assert set(statuses) == {200, 429} and 7 <= statuses[200] <= 9, "one rate for both replicas"
-        client = server.client(ample)
-
-        def talk(rng):
-            time.sleep(0.1)  # the commands below need the processor too
-            if rng.random() < 0.5:
-                answer = client.chat.completions.create(model="ilql", messages=TALK, seed=1)
-                return answer.id, answer.choices[0].message.content
-            chunks = list(client.chat.completions.create(model="ilql", messages=TALK, seed=1, stream=True))
-            assert chunks[-1].choices[0].finish_reason
-            return chunks[0].id, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
-        with Clients(4, talk) as clients:
-            time.sleep(2)
-            done = server.command(
-                *models[:1], f"ilql={checkpoints['bc']}", f"bc={checkpoints['bc']}", *_same()
-            )
-            assert done.returncode == 0, done.stderr
-            replaced = len(clients.outcomes)
-            time.sleep(2)
-            refused = server.command(*models[:1], "ilql=/nowhere/at/all", f"bc={checkpoints['bc']}", *_same())
-            assert refused.returncode == 2 and "/nowhere/at/all" in refused.stderr, refused.stderr
-            elsewhere = server.command("--port", "1", *models[:1], f"ilql={checkpoints['bc']}", *_same())
-            assert elsewhere.returncode == 2 and "where this cluster serves already" in elsewhere.stderr, (
-                elsewhere.stderr
-            )
-            time.sleep(1)
-            random.choice(server.replicas()).send_signal(
-                signal.SIGKILL
-            )  # the one that replaces it must not get the models that were refused
-            _until(lambda: len(server.replicas()) == 2, 60)
-            time.sleep(5)
-        assert len(clients.problems) <= 4, "those that the killed replica had"
-        assert len({text for _, text in clients.outcomes}) == 2, "the model before and the one after"
-        assert len({text for _, text in clients.outcomes[replaced + 8 :]}) == 1, (
-            "nobody gets the old one any more"
-        )
-        stored = _stored(store)
-        assert set(stored.values()) == {1} and {completion for completion, _ in clients.outcomes} <= set(
-            stored
-        )
-        assert len(stored) - len(clients.outcomes) <= len(clients.problems)
-    assert json.loads(server.output.read_text().splitlines()[-1])["turns"] == len(stored)
-    assert "/v1/chat/completions 200" not in server.output.read_text(), "no line for each request"
-
-
-def _same():
-    return "--num_replicas", "2", "--cpus_per_replica", "0.5", "--threads", "1", "--max_tokens", "12"
-
-
 def _stored(store):
     """How often each completion is in the store."""
     return Counter(
@@ -240,82 +175,7 @@ def _stored(store):
     )
 
 
-def test_a_killed_replica_costs_its_own_requests_only(serve, store, checkpoints):
-    key = store.keys.add("ann", requests_per_minute=1_000_000)
-    flags = [
-        "--models",
-        f"ilql={checkpoints['ilql']}",
-        "--num_replicas",
-        "2",
-        "--cpus_per_replica",
-        "0.5",
-        "--threads",
-        "1",
-        "--max_tokens",
-        "60",
-    ]
-    with serve(*flags) as server:
-        client, acknowledged = server.client(key), []
-
-        def talk(rng):
-            if rng.random() < 0.5:
-                answer = client.chat.completions.create(model="ilql", messages=TALK)
-                acknowledged.append(answer.id)
-                return "whole"
-            with client.chat.completions.create(model="ilql", messages=TALK, stream=True) as stream:
-                for chunk in stream:
-                    if chunk.choices[0].finish_reason:
-                        acknowledged.append(chunk.id)
-                        return "stream"
-            raise EOFError("a stream ended without its last chunk")
-
-        kills = []
-        with Clients(6, talk) as clients:
-            for _ in range(3):
-                time.sleep(3)
-                victim = random.Random(len(kills)).choice(server.replicas())
-                before = len(clients.problems)
-                (engine,) = victim.children()
-                (engine if len(kills) == 1 else victim).send_signal(
-                    signal.SIGKILL
-                )  # a replica does not outlive its engine, nor the other way round
-                answered = len(clients.outcomes)
-                _until(lambda n=answered: len(clients.outcomes) > n + 20, 60)
-                _until(
-                    lambda gone=victim: (
-                        len([replica for replica in server.replicas() if replica != gone]) == 2
-                    ),
-                    90,
-                )
-                kills.append(len(clients.problems) - before)
-                _until(lambda gone=engine: not gone.is_running(), 30)
-        assert all(count <= 6 for count in kills), kills
-        assert clients.problems, "no kill met a running request: the test shows nothing"
-        answers = [problem for problem in clients.problems if isinstance(problem, openai.APIStatusError)]
-        assert {(answer.status_code, answer.code) for answer in answers} <= {(503, "replica_failed")}, {
-            answer.response.text for answer in answers
-        }
-        for problem in clients.problems:
-            assert isinstance(
-                problem,
-                openai.APIConnectionError
-                | openai.APIStatusError
-                | openai.APIError
-                | EOFError
-                | httpx.HTTPError,
-            ), repr(problem)
-        stored = _stored(store)
-        assert set(stored.values()) == {1}, "a turn is there once"
-        assert set(acknowledged) <= set(stored), "what was acknowledged is there"
-        assert len(stored) - len(acknowledged) <= len(clients.problems)
-        kinds = Counter(type(problem).__name__ for problem in clients.problems)
-        print(
-            f"{len(acknowledged)} replies, {len(kills)} kills, {len(clients.problems)} requests failed: "
-            f"{dict(kinds)}"
-        )
-
-
-def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
+def test_clients_that_misbehave_leave_no_trace(store, tmp_path, checkpoints):
     """At capacity: more clients than slots and queue, a third of which vanish, send garbage or read
     slowly."""
     key = store.keys.add("ann", scopes=["chat", "metrics"], requests_per_minute=10_000_000)
@@ -334,7 +194,7 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
         "--request_timeout",
         "20",
     ]
-    with serve(*flags) as server:
+    with serving(store, tmp_path / "server.log", *flags) as server:
         acknowledged, votes, url = [], {}, f"{server.url}/v1/chat/completions"
         body = {"model": "ilql", "messages": TALK}
 
@@ -443,8 +303,130 @@ def test_clients_that_misbehave_leave_no_trace(serve, store, checkpoints):
             f"{memory[0]:.0f} -> {middle:.0f} -> {end:.0f} MiB"
         )
         assert end < middle + 30, (middle, end)
+    said = server.output.read_text()
+    assert json.loads(said.splitlines()[-1])["turns"] == len(_stored(store))
+    assert "/v1/chat/completions 200" not in said, "no line for each request"
 
 
 def _gauge(server, headers, name):
     lines = httpx.get(f"{server.url}/metrics", headers=headers).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+@pytest.fixture(scope="module")
+def pair(folder, checkpoints):
+    """A server of two replicas, which tests share: it takes a minute to start."""
+    models = ["--models", f"ilql={checkpoints['ilql']}"]
+    store = Store(f"sqlite:///{folder}/pair.db")
+    with serving(store, folder / "pair.log", *models, *PAIR) as server:
+        yield server
+    store.close()
+
+
+def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(pair, checkpoints):
+    store = pair.store
+    ample, tight = (
+        store.keys.add("ample", requests_per_minute=100_000),
+        store.keys.add("tight", requests_per_minute=7),
+    )
+    other = ["--models", f"ilql={checkpoints['bc']}", *PAIR]
+    assert len(pair.replicas()) == 2
+    for headers in ({}, {"Authorization": "Bearer sk-rl-nobody"}):
+        assert httpx.get(f"{pair.url}/v1/models", headers=headers).status_code == 401
+    statuses = Counter(
+        httpx.get(f"{pair.url}/v1/models", headers={"Authorization": f"Bearer {tight}"}).status_code
+        for _ in range(30)
+    )
+    assert set(statuses) == {200, 429} and 7 <= statuses[200] <= 9, "one rate for both replicas"
+    create = pair.client(ample).chat.completions.create
+
+    def talk(rng):
+        time.sleep(0.1)  # the commands below need the processor too
+        asked = {"model": "ilql", "messages": TALK, "seed": 1, "max_tokens": 12}
+        if rng.random() < 0.5:
+            answer = create(**asked)
+            return answer.id, answer.choices[0].message.content
+        chunks = list(create(**asked, stream=True))
+        assert chunks[-1].choices[0].finish_reason
+        return chunks[0].id, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    with Clients(4, talk) as clients:
+        time.sleep(2)
+        done = pair.command(*other)
+        assert done.returncode == 0, done.stderr
+        replaced = len(clients.outcomes)
+        time.sleep(2)
+        refused = pair.command("--models", "ilql=/nowhere/at/all", *PAIR)
+        assert refused.returncode == 2 and "/nowhere/at/all" in refused.stderr, refused.stderr
+        elsewhere = pair.command(*other, "--port", "1")
+        assert elsewhere.returncode == 2 and "where this cluster serves already" in elsewhere.stderr, (
+            elsewhere.stderr
+        )
+        victim = random.choice(pair.replicas())
+        victim.send_signal(signal.SIGKILL)  # its successor must not get the models that were refused
+        _until(lambda: len([each for each in pair.replicas() if each != victim]) == 2, 300)
+        time.sleep(5)
+    assert len(clients.problems) <= 4, "those that the killed replica had"
+    assert len({text for _, text in clients.outcomes}) == 2, "the model before and the one after"
+    after = {text for _, text in clients.outcomes[replaced + 8 :]}
+    assert len(after) == 1, "nobody gets the old one any more"
+    stored = _stored(store)
+    assert set(stored.values()) == {1} and {completion for completion, _ in clients.outcomes} <= set(stored)
+    assert len(stored) - len(clients.outcomes) <= len(clients.problems)
+
+
+def test_a_killed_replica_costs_its_own_requests_only(pair):
+    """A replica does not outlive its engine, nor the other way round."""
+    store = pair.store
+    key, earlier = store.keys.add("ann", requests_per_minute=1_000_000), _stored(store)
+    client, acknowledged = pair.client(key), []
+
+    def talk(rng):
+        if rng.random() < 0.5:
+            answer = client.chat.completions.create(model="ilql", messages=TALK)
+            acknowledged.append(answer.id)
+            return "whole"
+        with client.chat.completions.create(model="ilql", messages=TALK, stream=True) as stream:
+            for chunk in stream:
+                if chunk.choices[0].finish_reason:
+                    acknowledged.append(chunk.id)
+                    return "stream"
+        raise EOFError("a stream ended without its last chunk")
+
+    kills = []
+    with Clients(6, talk) as clients:
+        for which in ("replica", "engine"):
+            time.sleep(3)
+            replica = random.Random(len(kills)).choice(pair.replicas())
+            before, answered = len(clients.problems), len(clients.outcomes)
+            _until(lambda new=replica: len(new.children()) == 1, 120)  # the second one was made just now
+            (engine,) = replica.children()
+            (engine if which == "engine" else replica).send_signal(signal.SIGKILL)
+            _until(lambda n=answered: len(clients.outcomes) > n + 20, 120)
+            _until(lambda gone=replica: len([each for each in pair.replicas() if each != gone]) == 2, 300)
+            kills.append(len(clients.problems) - before)
+            _until(lambda gone=engine: not gone.is_running(), 30)
+    assert all(count <= 6 for count in kills), kills
+    assert clients.problems, "no kill met a running request: the test shows nothing"
+    answers = [problem for problem in clients.problems if isinstance(problem, openai.APIStatusError)]
+    assert {(answer.status_code, answer.code) for answer in answers} <= {(503, "replica_failed")}, {
+        answer.response.text for answer in answers
+    }
+    for problem in clients.problems:
+        assert isinstance(
+            problem,
+            openai.APIConnectionError
+            | openai.APIStatusError
+            | openai.APIError
+            | EOFError
+            | httpx.HTTPError,
+        ), repr(problem)
+    stored = _stored(store) - earlier
+    assert set(stored.values()) == {1}, "a turn is there once"
+    assert set(acknowledged) <= set(stored), "what was acknowledged is there"
+    assert len(stored) - len(acknowledged) <= len(clients.problems)
+    kinds = Counter(type(problem).__name__ for problem in clients.problems)
+    print(
+        f"{len(acknowledged)} replies, {len(kills)} kills, {len(clients.problems)} requests failed: "
+        f"{dict(kinds)}"
+    )

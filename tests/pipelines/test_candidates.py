@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -526,11 +525,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     assert kept < 36 and not (tmp_path / "killed" / "manifest.json").exists(), (
         "the run ended before it was killed"
     )
-    done = subprocess.run(
-        [*command, "--resume"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1])["generated_contexts"] == 2 * (36 - kept)
+    done = main(config_of(world, tmp_path / "killed", shard_contexts=2, resume=True))
+    assert done["generated_contexts"] == 2 * (36 - kept)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 

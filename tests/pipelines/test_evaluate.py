@@ -317,33 +317,19 @@ def test_different_methods_are_not_seeds_of_each_other(runs, tmp_path):
         )
 
 
-def test_the_command_ends_with_one_line_of_json_or_one_paragraph(runs, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "pipelines.evaluate",
-        "--output_dir",
-        str(tmp_path / "report"),
-        "--env",
-        "small_talk",
-        "--episodes",
-        "3",
-        "--quiet",
-    ]
-    good = subprocess.run(
-        [*command, "--max_new_tokens", "4", "--checkpoints", runs["bc-seed0"], runs["bc-seed1"]],
-        capture_output=True,
-        text=True,
-    )
-    assert good.returncode == 0, good.stderr
-    assert json.loads(good.stdout)["checkpoints"] == 4
-    bad = subprocess.run(
-        [*command, "--checkpoints", runs["bc-seed0"][:-1] + "9"], capture_output=True, text=True
-    )
-    assert bad.returncode == 2
-    assert "no such checkpoint" in bad.stderr
-    assert "Did you mean" in bad.stderr
-    assert "Traceback" not in bad.stderr
+def test_the_command_ends_with_one_line_of_json(runs, tmp_path):
+    flags = ["--output_dir", str(tmp_path / "report"), "--env", "small_talk", "--episodes", "3", "--quiet"]
+    flags += ["--max_new_tokens", "4", "--checkpoints", runs["bc-seed0"], runs["bc-seed1"]]
+    command = [sys.executable, "-m", "pipelines.evaluate", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["checkpoints"] == 4
+
+
+def test_a_misspelt_checkpoint_is_told(runs, tmp_path):
+    missing = EvaluateConfig(checkpoints=(runs["bc-seed0"][:-1] + "9",), output_dir=str(tmp_path / "report"))
+    with pytest.raises(UserError, match="no such checkpoint.*Did you mean"):
+        main(missing)
 
 
 CANDIDATES = {"candidates": 3, "context_replies": "all", "similarities": ("token_f1", "chrf")}

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from envs.small_talk import write_logs
-from pipelines import train
+from pipelines import prepare, train
+from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.errors import UserError
 from rl_dialog.training.start import load_trainer
@@ -33,22 +34,13 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
-    prepared = call(
-        folder,
-        "pipelines.prepare",
-        "--logs",
-        "logs.jsonl",
-        "--output_dir",
-        "data",
-        "--vocab_size",
-        "400",
-        "--quiet",
-    )
-    assert prepared.returncode == 0, prepared.stderr
-    sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "2")
-    trained = call(folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", *sizes)
-    assert trained.returncode == 0, trained.stderr
-    assert json.loads(trained.stdout.splitlines()[-1])["step"] == 2
+    logs = ["--logs", "logs.jsonl", "--output_dir", "data", "--vocab_size", "400", "--quiet"]
+    sizes = ["--model.layers", "1", "--model.width", "16", "--max_steps", "2", "--quiet"]
+    bc = ["--data", "data", "--output_dir", "runs/bc", *sizes]
+    with pytest.MonkeyPatch.context() as patch, connect(num_cpus=2):
+        patch.chdir(folder)
+        prepare.main(load_config(prepare.PrepareConfig, logs))
+        assert train.main(load_config(train.TrainConfig, bc, choices=train.CHOICES))["step"] == 2
     shutil.copytree(
         folder / "runs" / "bc" / "checkpoint-2", folder / "runs" / "foreign"
     )  # as many tokens, two of which have changed places

@@ -621,6 +621,7 @@ def test_rewards_are_shifted(tmp_path: Path) -> None:
 VALUE_METHODS = [
     name for name, kind in FROM_LOGS.items() if kind().heads.q or kind().heads.v or kind().heads.utterance_q
 ]
+UPDATES = {"ilql": 200, "psi": 200}  # of the others 40
 
 
 def times(rows: list[Row], factor: float) -> list[Row]:
@@ -658,13 +659,13 @@ def learn_in_two_units(folder: Path, method: str, *, updates: int, batch_size: i
 
 @pytest.mark.parametrize("method", VALUE_METHODS)
 def test_the_unit_of_rewards_changes_nothing(method: str, tmp_path: Path) -> None:
-    learn_in_two_units(tmp_path, method, updates=200 if method in ("ilql", "psi") else 40, batch_size=4)
+    learn_in_two_units(tmp_path, method, updates=UPDATES.get(method, 40), batch_size=4)
 
 
 def _learn_in_two_units(rank: int, world: int, port: int, folder: str) -> None:
     _join(rank, world, port)
     for method in VALUE_METHODS:
-        learn_in_two_units(Path(folder), method, updates=200, batch_size=2)
+        learn_in_two_units(Path(folder), method, updates=UPDATES.get(method, 40), batch_size=2)
     dist.destroy_process_group()
 
 
