@@ -37,7 +37,6 @@ from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.task_figures import headline, table, task_figures
 from rl_dialog.models.act_policy import ActPolicy, GreedyActs
-from rl_dialog.models.checkpoint import resolve
 from rl_dialog.run import OnCluster, ResumableOutput, at_least, claim_output, run
 from rl_dialog.training.task_policy import VALIDATION, TaskTraining, imitated, validation_figures
 from rl_dialog.training.task_settings import TaskSettings
@@ -134,6 +133,8 @@ def _trained(config: SimulateConfig, out: Path, player: Player) -> tuple[ActPoli
     shape = shape_of(player.simulator)
     start = None
     if config.model_name_or_path:
+        from rl_dialog.models.checkpoint import resolve  # transformers, which a task policy does without
+
         place = resolve(config.model_name_or_path)
         start = ActPolicy.from_pretrained(place, expected=shape)
         if config.epochs == 0:

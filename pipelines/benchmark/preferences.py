@@ -111,7 +111,8 @@ def _ours(make_envs: Callable, rounds: int, folder: Path, *, learned: bool) -> C
     """The learner of `prefer`; its clips are taken as the asker would, and its reward is an ensemble of
     three.
     """
-    from rl_dialog.cluster.preference_learner import Learner, LearnerSettings, reward_shape
+    from rl_dialog.cluster.preference_learner import Learner, LearnerSettings
+    from rl_dialog.cluster.preference_plan import reward_shape
     from rl_dialog.models.reward_model import RewardModel
     from rl_dialog.training.policy_gradient import PPO
 

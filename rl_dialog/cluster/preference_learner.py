@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from rl_dialog.cluster.rllib import MakeEnvs, PolicyTrainer
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.evaluation.control_episodes import first_episodes
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
-from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
+from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.learned_reward import LearnedReward
 from rl_dialog.preferences.segments import Clip
 from rl_dialog.training.policy_gradient import PPO
@@ -184,18 +183,3 @@ class Learner:
         )[: -self.settings.save_total_limit]:
             shutil.rmtree(old)
         return str(self.folder / name)
-
-
-def reward_shape(make_envs: MakeEnvs, *, hidden: tuple[int, ...] = (), **more: Any) -> RewardModelConfig:
-    """The shape of a reward model for an environment. `more`: other fields. Without `hidden` it is (64, 64),
-    after convolutions (64,)."""
-    envs = make_envs(1, worker=0)
-    policy = shape_of(envs)
-    envs.close()
-    return RewardModelConfig(
-        policy.observation,
-        policy.actions,
-        policy.discrete,
-        hidden=hidden or ((64,) if policy.pixels else (64, 64)),
-        **more,
-    )

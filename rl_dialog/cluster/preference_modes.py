@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
@@ -14,12 +14,14 @@ import torch
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.preference_plan import make_learner, make_teacher, placed, plan_of
 from rl_dialog.cluster.preferences import Log, Supervisor, run_in_turn
-from rl_dialog.cluster.rllib import MakeEnvs
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.settings import PreferenceRun
 from rl_dialog.training.logger import Logger, following
+
+if TYPE_CHECKING:
+    from rl_dialog.cluster.rllib import MakeEnvs
 
 Logged = Callable[[], AbstractContextManager[Log]]  # writes what it hears while the block lasts
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rl_dialog.cluster.preference_learner import Learner, LearnerSettings, reward_shape
 from rl_dialog.cluster.preferences import Plan
-from rl_dialog.cluster.rllib import MakeEnvs
 from rl_dialog.errors import UserError
+from rl_dialog.models.control_policy import shape_of
+from rl_dialog.models.reward_model import RewardModelConfig
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.roles import Asker, OracleLabeller, Teacher
 from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segments
 from rl_dialog.preferences.settings import PreferenceRun, R
+
+if TYPE_CHECKING:
+    from rl_dialog.cluster.preference_learner import Learner
+    from rl_dialog.cluster.rllib import MakeEnvs
 
 
 def plan_of(
@@ -66,6 +70,8 @@ def placed(run: R, make_envs: MakeEnvs, gpus: float) -> R:
 
 def make_learner(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, learned: bool = True) -> Learner:
     """`learned`: from the learned reward, and not from the environment's own."""
+    from rl_dialog.cluster.preference_learner import Learner, LearnerSettings  # RLlib, for no other role
+
     names = ("seed", "save_every", "save_total_limit", "eval_every", "eval_episodes", "averaging", "device")
     more = {"envs": run.num_envs, "workers": run.num_workers, "checkpoint": run.model_name_or_path}
     more |= {name: getattr(run, name) for name in names}
@@ -94,6 +100,21 @@ def make_teacher(run: PreferenceRun, make_envs: MakeEnvs, out: Path) -> Teacher:
     }
     more = {**passes, "seed": run.seed, "device": run.device}
     return Teacher(LabelLog(run.labels), Segments(out / "clips"), out / "reward", shape, run.reward, **more)
+
+
+def reward_shape(make_envs: MakeEnvs, *, hidden: tuple[int, ...] = (), **more: Any) -> RewardModelConfig:
+    """The shape of a reward model for an environment. `more`: other fields. Without `hidden` it is (64, 64),
+    after convolutions (64,)."""
+    envs = make_envs(1, worker=0)
+    policy = shape_of(envs)
+    envs.close()
+    return RewardModelConfig(
+        policy.observation,
+        policy.actions,
+        policy.discrete,
+        hidden=hidden or ((64,) if policy.pixels else (64, 64)),
+        **more,
+    )
 
 
 def make_oracle(run: PreferenceRun, out: Path) -> OracleLabeller:

@@ -14,20 +14,19 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 import torch
 
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.cluster.waiting import cpus_of_cluster
-from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.episodes import Episode, Watch, play_episodes
-from rl_dialog.evaluation.generation import Decoding, load_for_decoding
-from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
+
+if TYPE_CHECKING:
+    from rl_dialog.evaluation.episodes import Episode, Watch
+    from rl_dialog.evaluation.generation import Decoding
 
 CHUNK = (
     64  # episodes a worker plays at a time: enough for a full batch, few enough that all workers end together
@@ -213,6 +212,12 @@ class CheckpointPlayer:
         drawn: Container[int] = (),
         watch: Watch | None = None,
     ) -> list[Episode]:
+        # Here, because players of other worlds, in many processes, would import transformers for nothing.
+        from rl_dialog.data.tokenize import load_tokenizer
+        from rl_dialog.evaluation.episodes import play_episodes
+        from rl_dialog.evaluation.generation import load_for_decoding
+        from rl_dialog.models.checkpoint import resolve
+
         if self.loaded != (checkpoint, beta):
             self.policy, self.tokenizer = (
                 load_for_decoding(checkpoint, beta=beta).to(self.device),
@@ -261,6 +266,8 @@ def players(
             outcome for chunk in split(episodes, size) for outcome in alone(chunk, *arguments)
         )
         return
+    from rl_dialog.cluster.train import wants_gpus
+
     with connect(address, num_cpus=max(num_workers, os.cpu_count() or 1)):
         gpus = float(device != "cpu" and wants_gpus(device, num_workers))
         with Workers(make_player, num_workers, gpus_per_worker=gpus, address=address) as workers:
