@@ -18,6 +18,7 @@ from envs import text_env
 from envs.text_world import play as play_one
 from pipelines import prepare
 from pipelines.play import PlayConfig, main
+from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.rollout import CheckpointPlayer
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.data.tokenize import train_tokenizer
@@ -182,13 +183,15 @@ def test_prepare_reads_the_logs_with_the_same_rewards(tmp_path):
 
 @pytest.mark.slow
 def test_workers_play_the_same_episodes(checkpoints, tmp_path):
-    for more in ({"player": ("half", "random")}, {"checkpoint": str(checkpoints / "ilql"), "beta": (1, 4)}):
-        here, there = (
-            main(playing(**more, num_workers=n, logs=str(tmp_path / f"{n}.jsonl"), overwrite=True))
-            for n in (0, 2)
-        )
-        assert here["players"] == there["players"]
-        assert (tmp_path / "0.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+    learned = {"checkpoint": str(checkpoints / "ilql"), "beta": (1, 4)}
+    with connect(num_cpus=2):
+        for who in ({"player": ("half", "random")}, learned):
+            here, there = (
+                main(playing(**who, num_workers=n, logs=str(tmp_path / f"{n}.jsonl"), overwrite=True))
+                for n in (0, 2)
+            )
+            assert here["players"] == there["players"]
+            assert (tmp_path / "0.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from envs.multiwoz import Options
 from pipelines.simulate import SimulateConfig, main
+from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
@@ -195,8 +196,15 @@ def test_a_policy_of_another_world_is_refused(tmp_path):
         main(config)
 
 
+@pytest.fixture(scope="module")
+def running():
+    """A Ray for the tests that have workers."""
+    with connect(num_cpus=2):
+        yield
+
+
 @pytest.mark.slow
-def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(running, tmp_path):
     """From a clone of the rule policy, on 200 held-out goals, with two workers. Learning: the gains of single
     goals, signs flipped at random, have so large a mean in less than 1 of 100 flips. Resuming: six epochs,
     and three and three, end with the same weights."""
@@ -252,7 +260,7 @@ def successes(folder):
 
 
 @pytest.mark.parametrize("policy", ["pg", "gdpl", pytest.param("appo", marks=pytest.mark.slow)])
-def test_the_other_methods_run_to_the_end(policy, tmp_path):
+def test_the_other_methods_run_to_the_end(policy, tmp_path, request):
     """And change the policy they start from, and log how."""
     config = SimulateConfig(
         policy=policy,
@@ -264,6 +272,8 @@ def test_the_other_methods_run_to_the_end(policy, tmp_path):
         epochs=2,
     )
     workers = int(policy == "appo")  # the others need none, and ppo above has two
+    if workers:
+        request.getfixturevalue("running")
     found = main(
         replace(
             config, batch_size=256, num_envs=16, num_workers=workers, output_dir=str(tmp_path), quiet=True

@@ -122,22 +122,50 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def _worker(rank: int, world: int, port: int, directory: str, method: str, config: TrainerConfig) -> None:
+def _worker(
+    rank: int, world: int, port: int, folder: str, methods: list[str], config: TrainerConfig
+) -> None:
+    """Trains one method after the other: two processes that import torch take longer than all of them."""
     _join(rank, world, port)
-    trainer = plain_descent(make_trainer(Path(directory), method, config))
-    trainer.train()
-    if rank == 0:
-        save_file(parameters(trainer), Path(directory) / "parameters.safetensors")
+    for method in methods:
+        trainer = plain_descent(make_trainer(Path(folder, method), method, config))
+        trainer.train()
+        if rank == 0:
+            save_file(parameters(trainer), Path(folder, method, "parameters.safetensors"))
     dist.destroy_process_group()
 
 
 SLOW = pytest.mark.slow
 
 
+SHARED = {
+    "max_steps": 3,
+    "learning_rate": 0.1,
+    "report_to": "none",
+    "max_grad_norm": 0.5,
+    "lr_scheduler_type": "constant",
+}
+
+
+@pytest.fixture(scope="module")
+def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By method, the parameters after the updates of 2 workers x 2 micro-batches of 2."""
+    items = (item for item in request.session.items if item.module is request.module)
+    chosen = [item.callspec.params["method"] for item in items if "two_workers" in item.fixturenames]
+    folder = tmp_path_factory.mktemp("two")
+    for method in chosen:
+        (folder / method).mkdir()
+    config = TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHARED)
+    multiprocessing.spawn(_worker, args=(2, free_port(), str(folder), chosen, config), nprocs=2)
+    return folder
+
+
 @pytest.mark.parametrize(  # the other methods' losses are sums in the same way
     "method", ["ilql", *(pytest.param(other, marks=SLOW) for other in ("bc", "way_off_policy", "dpo", "kto"))]
 )
-def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, tmp_path: Path) -> None:
+def test_two_workers_and_accumulation_make_the_update_of_one_batch(
+    method: str, two_workers: Path, tmp_path: Path
+) -> None:
     """Three updates of 8 dialogs (8 pairs for dpo): 1 x 8, as 4 micro-batches of 2, and as 2 workers x 2
     micro-batches of 2, from the same start.
 
@@ -145,15 +173,8 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
     the global number does not. Plain gradient descent, because Adam divides by the gradient's size and so
     turns the rounding of a zero gradient (attention's key bias) into a step.
     """
-    shared = {
-        "max_steps": 3,
-        "learning_rate": 0.1,
-        "report_to": "none",
-        "max_grad_norm": 0.5,
-        "lr_scheduler_type": "constant",
-    }
     one = plain_descent(
-        make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **shared))
+        make_trainer(tmp_path / "one", method, TrainerConfig(per_device_train_batch_size=8, **SHARED))
     )
     start = parameters(one)
     one.train()
@@ -161,14 +182,11 @@ def test_two_workers_and_accumulation_make_the_update_of_one_batch(method: str, 
         make_trainer(
             tmp_path / "cut",
             method,
-            TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **shared),
+            TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4, **SHARED),
         )
     )
     cut.train()
-    config = TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, **shared)
-    (tmp_path / "two").mkdir()
-    multiprocessing.spawn(_worker, args=(2, free_port(), str(tmp_path / "two"), method, config), nprocs=2)
-    two = load_file(tmp_path / "two" / "parameters.safetensors")
+    two = load_file(two_workers / method / "parameters.safetensors")
     moved = max((expected - start[name]).abs().max().item() for name, expected in parameters(one).items())
     assert moved > 5e-3  # the updates were real, thousands of times the tolerance
     for name, expected in parameters(one).items():
