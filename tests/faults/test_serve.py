@@ -318,6 +318,7 @@ def pair(folder, checkpoints):
     """A server of two replicas, which tests share: it takes a minute to start."""
     models = ["--models", f"ilql={checkpoints['ilql']}"]
     store = Store(f"sqlite:///{folder}/pair.db")
+    store.keys.add("somebody")  # a store without any would let everybody in
     with serving(store, folder / "pair.log", *models, *PAIR) as server:
         yield server
     store.close()
