@@ -20,7 +20,6 @@ import resource
 import socket
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -151,8 +150,6 @@ def errors_of_workers() -> Iterator[None]:
     try:
         yield
     except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
-        # Ray's own frames hold the actors of this pass, for whose CPUs the next one here would wait.
-        traceback.clear_frames(error.__traceback__)
         cause: BaseException | None = error
         while cause is not None and not _fixable(cause):
             cause = getattr(cause, "cause", None) or cause.__cause__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -13,8 +12,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -35,7 +36,8 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)}
     environment["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = "rl_dialog.cluster.serve:proxy_errors"
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path: Ray keeps sockets there
+    # a short path, as Ray keeps sockets there; a process that is just ending may still write
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         where = [
             "--port",
             str(free_port()),
@@ -61,7 +63,15 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 assert run.poll() is None and time.monotonic() < deadline
                 time.sleep(0.5)
             yield f"http://127.0.0.1:{dashboard}", environment
-            run.send_signal(signal.SIGTERM)
+            kill([psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)])
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """At once: told to end, Ray takes half a minute."""
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(processes, timeout=30)
 
 
 def listening(port: int) -> bool:

@@ -569,31 +569,6 @@ def test_the_saved_config_reads_back(prepared):
     )
 
 
-def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
-    with pytest.raises(UserError, match=r"b\.jsonl:.*33.*a strict run stops"):
-        main(PrepareConfig(logs=(str(logs),), output_dir=str(tmp_path / "out"), strict=True, quiet=True))
-    assert list(tmp_path.iterdir()) == []
-    assert ray.is_initialized()
-
-
-def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs, tmp_path, tokenizer):
-    broken = tmp_path / "broken"
-    tokenizer.save_pretrained(broken)
-    (broken / "chat_template.jinja").write_text(
-        "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    )
-    with pytest.raises(UserError, match="the chat template changes earlier text when message 1 is added"):
-        main(
-            PrepareConfig(
-                logs=(str(logs / "a.jsonl"),),
-                output_dir=str(tmp_path / "out"),
-                tokenizer=str(broken),
-                quiet=True,
-            )
-        )
-    assert not (tmp_path / "out").exists()
-
-
 def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_path):
     write_jsonl(
         [Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)],
@@ -725,3 +700,31 @@ def test_what_is_half_done_by_a_reader_or_a_reward_that_changed_is_not_gone_on_w
         (tmp_path / f"{name}.py").write_text("def ours(*_): ...  # another\n")
         recipes.add(recipe(config, [], weights))
     assert len(recipes) == 3
+
+
+# At the end of the file: Ray Data keeps the CPUs of a pass that failed for a while, and the next one waits.
+
+
+def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
+    with pytest.raises(UserError, match=r"b\.jsonl:.*33.*a strict run stops"):
+        main(PrepareConfig(logs=(str(logs),), output_dir=str(tmp_path / "out"), strict=True, quiet=True))
+    assert list(tmp_path.iterdir()) == []
+    assert ray.is_initialized()
+
+
+def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs, tmp_path, tokenizer):
+    broken = tmp_path / "broken"
+    tokenizer.save_pretrained(broken)
+    (broken / "chat_template.jinja").write_text(
+        "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    with pytest.raises(UserError, match="the chat template changes earlier text when message 1 is added"):
+        main(
+            PrepareConfig(
+                logs=(str(logs / "a.jsonl"),),
+                output_dir=str(tmp_path / "out"),
+                tokenizer=str(broken),
+                quiet=True,
+            )
+        )
+    assert not (tmp_path / "out").exists()
