@@ -196,9 +196,9 @@ def test_a_policy_of_another_world_is_refused(tmp_path):
         main(config)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def running():
-    """A Ray for the tests that have workers."""
+    """One Ray for all runs of a test."""
     with connect(num_cpus=2):
         yield
 
@@ -260,7 +260,7 @@ def successes(folder):
 
 
 @pytest.mark.parametrize("policy", ["pg", "gdpl", pytest.param("appo", marks=pytest.mark.slow)])
-def test_the_other_methods_run_to_the_end(policy, tmp_path, request):
+def test_the_other_methods_run_to_the_end(policy, tmp_path):
     """And change the policy they start from, and log how."""
     config = SimulateConfig(
         policy=policy,
@@ -272,8 +272,6 @@ def test_the_other_methods_run_to_the_end(policy, tmp_path, request):
         epochs=2,
     )
     workers = int(policy == "appo")  # the others need none, and ppo above has two
-    if workers:
-        request.getfixturevalue("running")
     found = main(
         replace(
             config, batch_size=256, num_envs=16, num_workers=workers, output_dir=str(tmp_path), quiet=True
