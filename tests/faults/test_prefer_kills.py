@@ -22,7 +22,7 @@ from rl_dialog.preferences.label_log import LabelLog
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("RL_DIALOG_KILLS", 7))  # each of them once
-LABELS = 250
+LABELS = max(250, 10 * KILLS)
 ROLES = ("learner", "asker", "teacher", "page")
 
 # A person as a process: answers one query after the other, and writes each answer that was acknowledged.
