@@ -134,7 +134,7 @@ def flags_of(verb: str, folder: Path, out: Path) -> list[str]:
         "candidates": f"--data {folder}/data --checkpoint {folder}/policy --shard_contexts 8 --contexts 120",
         "train": f"--data {folder}/data {TINY} --max_steps 150 --save_steps 10 --num_workers 2 "
         "--cpus_per_worker 1",
-        "evaluate": f"--checkpoints {folder}/policy --env small_talk --episodes 900 --num_workers 2",
+        "evaluate": f"--checkpoints {folder}/policy --env small_talk --episodes 1500 --num_workers 2",
         "tune": f"--sweep {folder}/sweep.yaml",
         "simulate": "--policy ppo --num_workers 2 --epochs 40 --eval_every 20 --batch_size 400 --num_envs 8 "
         "--eval_episodes 20 --episodes 60 --rule_episodes 60 --mle.epochs 1",
@@ -146,7 +146,7 @@ WHOLE: dict[str, tuple[str, float, Callable[[dict[str, Any]], bool]]] = {
     # what works, how long before the node goes, and whether all is there afterwards
     "prepare": ("Scorer", 3, lambda result: result["dialogs"] == 1500),
     "candidates": ("Generator", 4, lambda result: result["generated_contexts"] == result["contexts"] > 120),
-    "evaluate": ("Worker.play", 2, lambda result: result["checkpoints"] == 1),
+    "evaluate": ("Worker.play", 3, lambda result: result["checkpoints"] == 1),
     "tune": ("ImplicitFunc", 4, lambda result: result["trials"]["ended"] == 3),
     # while they are made, all env runners are waited for
     "simulate": ("VectorEnvRunner.apply", 4, lambda result: result["episodes"] == 60),
