@@ -246,19 +246,28 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
         "--quiet",
     ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as run:
-        deadline = time.monotonic() + 240
-        while len(list(out.glob("trials/*/result.json"))) < 4:
-            assert run.poll() is None and time.monotonic() < deadline, run.communicate()
-            time.sleep(0.05)
-        started = psutil.Process(run.pid).children(recursive=True)
-        run.send_signal(signal.SIGKILL)
-    psutil.wait_procs(started, timeout=120)  # its workers notice and end
-    done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
-    assert 4 <= len(done) < 8
-    main(TuneConfig(sweep=command[4], output_dir=str(out), quiet=True, resume=True))
+    done: dict[Path, int] = {}
+    for kill, flags in enumerate(([], ["--resume"])):
+        with subprocess.Popen(
+            [*command, *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as run:
+            deadline = time.monotonic() + 240
+            while len(list(out.glob("trials/*/result.json"))) < 2 + 3 * kill:
+                assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+                time.sleep(0.05)
+            run.send_signal(signal.SIGKILL)
+        time.sleep(2)  # its workers notice and end
+        assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
+        done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
+    assert 5 <= len(done) < 8
+    subprocess.run(
+        [*command, "--resume"], cwd=ROOT, env=environment, check=True, timeout=240, capture_output=True
+    )
     assert all(path.stat().st_mtime_ns == changed for path, changed in done.items())
     ours, theirs = (json.loads((folder / "sweep.json").read_text())["points"] for folder in (out, whole))
     assert [(point["point"], point["figures"]) for point in ours] == [
