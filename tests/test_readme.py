@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pipelines import compare, online, train, tune
 from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.config import INSTALLED, load_config
-from rl_dialog.evaluation.comparison_file import read_comparison, search_of
+from rl_dialog.evaluation.comparison_file import read_comparison, write_search
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -155,8 +154,7 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     found = read_comparison(str(path))
     assert all(compare.plan(found, name, tmp_path, {}) for name in found.tasks)
     for name in (name for name, task in found.tasks.items() if task.search):  # is what it goes by measured?
-        place = tmp_path / f"{name}.yaml"
-        place.write_text(yaml.safe_dump(search_of(found, name)), encoding="utf-8")
+        place = write_search(found, name, tmp_path)
         sweep = read_sweep(str(place))
         points = find_points(replace(sweep, samples=1))
         SweepExperiment(sweep, tmp_path, tune.stages).check(points, where=str(place))
