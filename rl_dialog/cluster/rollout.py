@@ -76,6 +76,7 @@ class Workers:
         self.cpus, self.gpus = cpus_per_worker, gpus_per_worker
         self.free: list[Any] = []
         self.starting: dict[Any, Any] = {}  # what each worker that is not free yet is doing -> the worker
+        self.leaving: dict[Any, Any] = {}  # likewise, of those that still play what nobody waits for
         self.deaths: Counter[int] = Counter()  # by the first episode of the chunk; STARTING
         self.resources = ExitStack()
 
@@ -87,7 +88,7 @@ class Workers:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for worker in (*self.free, *self.starting.values()):
+        for worker in (*self.free, *self.starting.values(), *self.leaving.values()):
             ray.kill(worker)
         self.resources.close()
 
@@ -106,7 +107,7 @@ class Workers:
                 while waiting and self.free:
                     worker, chunk = self.free.pop(), waiting.pop()
                     running[worker.play.remote(chunk, *arguments)] = worker, chunk
-                ready, _ = ray.wait([*running, *self.starting], timeout=5.0)
+                ready, _ = ray.wait([*running, *self.starting, *self.leaving], timeout=5.0)
                 if not ready and time.monotonic() - last > stalled:
                     raise TimeoutError(self._stalled(stalled, done, len(chunks)))
                 for result in ready:
@@ -121,14 +122,26 @@ class Workers:
                     yield chunk, played
                     done, last = done + 1, time.monotonic()
         finally:  # who is left playing is free when it has finished
-            self.starting |= {result: worker for result, (worker, _) in running.items()}
+            self.leaving |= {result: worker for result, (worker, _) in running.items()}
 
     def _start_another(self) -> None:
         worker = Worker.options(num_cpus=self.cpus, num_gpus=self.gpus).remote()
         self.starting[worker.start.remote(self.make_player, max(1, int(self.cpus)))] = worker
 
-    def _join(self, started: Any) -> None:
-        self._outcome(started, self.starting.pop(started), STARTING)
+    def _join(self, result: Any) -> None:
+        if result in self.starting:
+            self._outcome(result, self.starting.pop(result), STARTING)
+            return
+        worker = self.leaving.pop(result)
+        try:
+            ray.get(result)
+        except LOST:
+            ray.kill(worker)
+            self._start_another()
+            return
+        except ray.exceptions.RayTaskError:
+            pass  # nobody waits for it
+        self.free.append(worker)
 
     def _outcome(self, result: Any, worker: Any, what: int) -> Any:
         """What the worker returned, which is free now; None where it died, and another is started.
@@ -146,6 +159,12 @@ class Workers:
                 raise UserError(f"{DEATHS} rollout workers died {doing}: {reason}") from error
             self._start_another()
             return None
+        except Exception:
+            if what == STARTING:
+                ray.kill(worker)
+            else:  # it has a player, which may do better with something else
+                self.free.append(worker)
+            raise
         self.free.append(worker)
         self.deaths.pop(what, None)
         return outcome

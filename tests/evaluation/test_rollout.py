@@ -1,5 +1,8 @@
 """Any number of workers plays the same episodes, and a worker that dies costs nothing but time."""
 
+import time
+from functools import partial
+
 import pytest
 
 from rl_dialog.errors import UserError
@@ -9,7 +12,7 @@ pytest.importorskip("ray")
 import ray
 
 from envs.small_talk import SmallTalk
-from rl_dialog.cluster.rollout import Rollouts
+from rl_dialog.cluster.rollout import Rollouts, Workers
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.methods import BC, ILQL
@@ -69,11 +72,42 @@ def test_the_users_own_errors_come_through(rollouts, tmp_path):
         Rollouts(SmallTalk, 0)
 
 
+def fails_at_first(folder):
+    """A player: one episode raises at once, the other when it is told to."""
+
+    def play(episodes):
+        if not (folder / "well").exists():
+            (folder / f"plays {episodes[0]}").touch()
+            while episodes[0] and not (folder / "go").exists():
+                time.sleep(0.05)
+            while not (folder / f"plays {1 - episodes[0]}").exists():
+                time.sleep(0.05)
+            raise UserError(f"no luck with {episodes[0]}")
+        return episodes
+
+    return play
+
+
+@pytest.mark.slow
+def test_after_an_error_the_workers_play_on(cluster, tmp_path):
+    """Both of them, and the error of the one that was still playing is nobody's any more."""
+    with Workers(partial(fails_at_first, tmp_path), 2, cpus_per_worker=0.0) as workers:
+        with pytest.raises(UserError, match="no luck with 0"):
+            list(workers.play_chunks([[0], [1]]))
+        (tmp_path / "well").touch()
+        (tmp_path / "go").touch()
+        for _ in range(2):
+            assert sorted(chunk for chunk, _ in workers.play_chunks([[n] for n in range(6)])) == [
+                [n] for n in range(6)
+            ]
+        assert len(workers.free) + len(workers.leaving) == 2 and not workers.starting
+
+
 @pytest.mark.slow
 def test_killed_workers_are_replaced(rollouts, checkpoints):
     """All of them: only successors can play."""
     decoding = Decoding(max_new_tokens=6, max_prompt_length=100)
     before = rollouts.play(checkpoints[0], EPISODES, decoding)
-    for worker in (*rollouts.free, *rollouts.starting.values()):
+    for worker in (*rollouts.free, *rollouts.starting.values(), *rollouts.leaving.values()):
         ray.kill(worker)
     assert rollouts.play(checkpoints[0], EPISODES, decoding) == before
