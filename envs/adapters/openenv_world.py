@@ -171,7 +171,11 @@ class OpenEnvWorld:
         from websockets.sync.client import connect
 
         waits = min(CONNECT_SECONDS, self.seconds)
-        return connect(f"{self.url}/ws", open_timeout=waits, close_timeout=1.0, max_size=LARGEST, proxy=None)
+        limits = {"open_timeout": waits, "close_timeout": 1.0, "max_size": LARGEST}
+        try:
+            return connect(f"{self.url}/ws", proxy=None, **limits)
+        except AssertionError as error:  # websockets', where a server closes before it is asked
+            raise ConnectionRefusedError("the server closed the connection") from error
 
 
 def _library() -> None:

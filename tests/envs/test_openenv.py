@@ -66,7 +66,7 @@ def house() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[str]:
-    server = served(Fragile, WorldLimits(sessions=2, idle=1.0, largest=10_000))
+    server = served(Fragile, WorldLimits(sessions=2, largest=10_000))
     yield server.url.replace("http", "ws")
     server.close()
 
@@ -174,36 +174,52 @@ def test_a_world_that_cannot_be_made_is_told():
         server.close()
 
 
-def test_limits_of_sessions_size_and_silence(fragile):
-    with connect(f"{fragile}/ws", proxy=None) as one, connect(f"{fragile}/ws", proxy=None) as two:
-        ask(one, {"type": "reset"})
-        ask(two, {"type": "reset"})
-        with connect(f"{fragile}/ws", proxy=None) as third:
-            assert json.loads(third.recv(timeout=10))["data"]["code"] == "CAPACITY_REACHED"
-        one.send("x" * 20_000)
-        with pytest.raises(ConnectionClosed):
-            one.recv(timeout=10)
-        began = time.monotonic()
-        assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
-        assert time.monotonic() - began < 5
+def test_limits_of_sessions_size_and_silence():
+    server = served(Fragile, WorldLimits(sessions=2, idle=2.0, largest=10_000))
+    url = f"{server.url.replace('http', 'ws')}/ws"
+    try:
+        with connect(url, proxy=None) as one, connect(url, proxy=None) as two:
+            ask(one, {"type": "reset"})
+            ask(two, {"type": "reset"})
+            with connect(url, proxy=None) as third:
+                assert json.loads(third.recv(timeout=10))["data"]["code"] == "CAPACITY_REACHED"
+            one.send("x" * 20_000)
+            with pytest.raises(ConnectionClosed):
+                one.recv(timeout=10)
+            assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
+    finally:
+        server.close()
 
 
 def test_a_session_outlives_the_time_for_a_request_and_is_counted_until_it_ends():
     """A connection that went over to WebSockets is none of HTTP, and one of its address all the same."""
-    server = served(House, patience=Patience(head=0.3, body=0.3, answer=0.3, per_address=2))
-    url = f"{server.url.replace('http', 'ws')}/ws"
+    server = served(House, patience=Patience(head=1.0, body=1.0, answer=1.0, per_address=2))
     try:
+        world = OpenEnvWorld(server.url)
         for _ in range(2):
-            with connect(url, proxy=None) as one, connect(url, proxy=None) as two:
+            with opened_once_others_left(server.url) as one, opened_once_others_left(server.url) as two:
                 ask(one, {"type": "reset"})
-                with pytest.raises(WebSocketException):
-                    connect(url, proxy=None)
-                time.sleep(0.8)
+                with socket.create_connection(server.url.removeprefix("http://").split(":")) as third:
+                    assert third.recv(100).startswith(b"HTTP/1.1 503")
+                time.sleep(1.5)
                 assert ask(one, {"type": "step", "data": {"message": "left"}})["type"] == "observation"
                 assert ask(two, {"type": "reset"})["type"] == "observation"
-            time.sleep(0.1)  # until the server has heard of their end
+                for _ in range(20):  # the server may have refused before the client has asked
+                    assert "failed" in world.reset(seed=0)[1]
     finally:
         server.close()
+
+
+def opened_once_others_left(url: str):
+    """A connection, once the server has heard that those before it ended."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return connect(f"{url.replace('http', 'ws')}/ws", proxy=None)
+        except (WebSocketException, OSError, AssertionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def test_nobody_there_and_no_address_say_so():
