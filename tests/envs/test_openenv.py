@@ -265,11 +265,11 @@ def slow_server() -> Iterator[str]:
 
 def test_a_slow_server_makes_a_failed_episode(slow_server, monkeypatch):
     monkeypatch.setattr("envs.adapters.openenv_world._schema", lambda url, seconds: {})
-    world = OpenEnvWorld(slow_server, {"seconds": 0.5})
+    world = OpenEnvWorld(slow_server, {"seconds": 1.5})
     assert world.reset(seed=7) == ([{"role": "user", "content": "seed 7"}], {})
     began = time.monotonic()
     _, reward, terminated, truncated, info = world.step("anybody?")
-    assert (reward, terminated, truncated) == (None, False, True) and "no answer in 0.5 s" in info["failed"]
+    assert (reward, terminated, truncated) == (None, False, True) and "no answer in 1.5 s" in info["failed"]
     assert time.monotonic() - began < 5
     assert world.reset(seed=8)[0][0]["content"] == "seed 8"  # connects anew
 

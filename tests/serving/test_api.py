@@ -515,7 +515,7 @@ def test_clients_that_vanish_free_their_slots(serve, stream, monkeypatch):
         for _ in range(3):
             with pytest.raises(httpx.TimeoutException):
                 body = {"model": "ilql", "messages": TALK, "max_tokens": 60, "stream": stream, "seed": 1}
-                with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=0.3) as answer:
+                with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=1) as answer:
                     for number, _ in enumerate(answer.iter_raw()):
                         if number == 2:
                             raise httpx.ReadTimeout("enough")
