@@ -43,7 +43,9 @@ speaker's. An episode gives one Dialog per role (`play`).
     write_logs(path, *, dialogs, seed)   Dialogs of mixed quality, one JSON line each
 
 as a method `draw()`, the present state in lines of text, and as an attribute `max_turns`, the replies after
-which the verbs cut an episode off; by default 64.
+which the verbs cut an episode off; by default 64. `info["meta"]`, of `reset` and of steps (newer keys replace
+older ones), is what else the episode's Dialog keeps in its `meta`. A class whose steps wait for others (a
+server) says as `concurrency` how many of its worlds may be stepped at a time, each in a thread; by default 1.
 """
 
 from __future__ import annotations
@@ -170,11 +172,13 @@ def play(
     """
     messages, info = world.reset(seed=seed)
     role, infos, terminated, over = info.get("role", ALONE), [], False, "failed" in info
+    told = dict(info.get("meta", {}))
     records: dict[str, Record] = {role: Record(list(messages))}
     while not over:
         reply = (players[role] if isinstance(players, Mapping) else players)(messages)
         messages, reward, terminated, truncated, info = world.step(reply)
         infos.append(info)
+        told |= info.get("meta", {})
         speaker, role = records[role], info.get("role", role)
         if records.get(role) is speaker:
             speaker.say(messages, world)
@@ -188,7 +192,8 @@ def play(
         if not isinstance(reward, Mapping):
             speaker.earn(None if "failed" in info else reward)
         over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))
-    return _played(world, records, infos, terminated=terminated, failed=info.get("failed"), seed=seed)
+    how = {"terminated": terminated, "failed": info.get("failed"), "seed": seed, "told": told}
+    return _played(world, records, infos, **how)
 
 
 def _played(
@@ -199,11 +204,12 @@ def _played(
     terminated: bool,
     failed: str | None,
     seed: int,
+    told: Mapping[str, Any],
 ) -> Played:
     rewards = [reward for record in records.values() for reward in (*record.rewards.values(), record.early)]
     end = end_of(rewards, terminated=terminated, failed=failed is not None)
     name = type(world).__name__
-    meta = {"seed": seed, "end": end} | ({} if failed is None else {"failed": failed})
+    meta = {**told, "seed": seed, "end": end} | ({} if failed is None else {"failed": failed})
     dialogs = {}
     for role, record in records.items():
         if record.rewards or (failed is not None and record.messages):

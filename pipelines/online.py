@@ -5,6 +5,8 @@
         --scorers reward_model=runs/reward --max_steps 100 --output_dir runs/rlhf
     python -m pipelines.online --checkpoint runs/bc --contexts data/mine --self_play --opponent_lag -1 \\
         --rewards.question 0.2 --rewards.repetition 0.5 --rewards.reply_sentiment 0.3 --output_dir runs/talks
+    python -m pipelines.online --checkpoint runs/bc --users http://localhost:8000/v1 --personas people.txt \\
+        --rewards.answer_length 1 --output_dir runs/users
     python -m pipelines.online --checkpoint runs/nim --env 'textarena:Nim-v0?opponent=self' --self_play \\
         --output_dir runs/champion
 
@@ -24,8 +26,10 @@ from typing import Any
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
+from envs.adapters.endpoint_users import users_of
 from rl_dialog.cluster.online import on_actors
 from rl_dialog.errors import room_for
+from rl_dialog.evaluation.checkpoints import MakeEnv
 from rl_dialog.evaluation.online_run import (
     OnlineRun,
     check_run,
@@ -45,6 +49,7 @@ CHOICES = {"method": ONLINE}
 CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, but not what is learned
     *("max_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit", "env_episodes"),
     *("per_device_train_batch_size", "batch_size", "num_workers", "device", "checkpoint", "prior"),
+    *("users", "user_concurrency", "user_timeout"),
 )
 
 
@@ -58,10 +63,7 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     check(config)
-    if config.env:
-        make_env, held_out = text_env(config.env), text_env(config.eval_env or config.env)
-    else:
-        make_env, held_out = contexts_of(config)
+    make_env, held_out = worlds_of(config)
     judge = judge_of(config)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
@@ -79,6 +81,16 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     return {"output_dir": str(out), **returns, **result, "rollouts": str(out / "rollouts")}
 
 
+def worlds_of(config: OnlineConfig) -> tuple[MakeEnv, MakeEnv]:
+    """What is learned in, and what the return is measured in. Raises UserError."""
+    if config.env:
+        return text_env(config.env), text_env(config.eval_env or config.env)
+    if config.contexts:
+        return contexts_of(config)
+    how = {"model": config.user_model, "turns": config.user_turns, "seconds": config.user_timeout}
+    return users_of(config.users, config.personas, concurrency=config.user_concurrency, **how)
+
+
 def check(config: OnlineConfig) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     require(
@@ -89,6 +101,7 @@ def check(config: OnlineConfig) -> None:
     at_least(
         config,
         max_steps=1, groups=1, group_size=1, batch_size=0, env_episodes=1, self_play_turns=1,
+        user_turns=1, user_concurrency=1,
         num_workers=0, cpus_per_worker=1, max_staleness=0, lora_r=1, lora_alpha=1,
         per_device_train_batch_size=1,
         num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,

@@ -31,6 +31,7 @@ from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.rollouts import Playing, Rollouts
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import BC
+from rl_dialog.models.checkpoint import steering_of
 from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.versions import Versions, take_weights, weights_of
@@ -45,7 +46,9 @@ class GroupPlayer:
     def __init__(self, model: ModelConfig, playing: Playing, device: str) -> None:
         """model: what the run starts from, adapters included."""
         self.playing, self.tokenizer = playing, load_tokenizer(model.model_name_or_path)
-        self.policy = Policy(load_lm(model, self.tokenizer), BC(), model).to(named_device(device)).eval()
+        self.policy = Policy(load_lm(model, self.tokenizer), BC(), model)
+        self.policy.steering = steering_of(model.model_name_or_path)
+        self.policy.to(named_device(device)).eval()
         self.version, self.opponent = -1, None
 
     def __call__(

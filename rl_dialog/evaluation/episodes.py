@@ -7,7 +7,9 @@ apart. The whole contract is in envs/text_world.py."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -171,28 +173,63 @@ class Tables:
         outcome: Callable[[Any], Any],
     ) -> list[Any]:
         """What `outcome` makes of the table of each episode when it is over, in the order given."""
+        with waiting_together(getattr(self.make_env, "concurrency", 1)) as each_of:
+            return self._play(answer, episodes, outcome, each_of)
+
+    def _play(
+        self,
+        answer: Callable[[Sequence[Any]], Sequence[Reply]],
+        episodes: Sequence[int],
+        outcome: Callable[[Any], Any],
+        each_of: Callable[..., list[Any]],
+    ) -> list[Any]:
         played: dict[int, Any] = {}
         waiting, running = deque(dict.fromkeys(episodes)), []
         while waiting or running:
-            while waiting and len(running) < self.batch_size:
-                running.append(self._begin(waiting.popleft()))
+            begun = [waiting.popleft() for _ in range(min(len(waiting), self.batch_size - len(running)))]
+            begun = self._begin(begun, each_of)
+            self._show(begun)
+            running += begun
             speaking = [table for table in running if not table.finished]  # some fail when they begin
-            for table, reply in zip(speaking, answer(speaking) if speaking else (), strict=True):
-                table.step(reply)
-                if self.watch:
-                    self.watch(table)
+            each_of(_step, speaking, answer(speaking) if speaking else ())
+            self._show(speaking)
             played |= {table.index: outcome(table) for table in running if table.finished}
             running = [table for table in speaking if not table.finished]
         return [played[index] for index in episodes]
 
-    def _begin(self, index: int) -> Table:
+    def _begin(self, indices: Sequence[int], each_of: Callable[..., list[Any]]) -> list[Table]:
+        """Their tables. First those of different partners, which do not wait for each other's first words."""
+        order = sorted(indices, key=lambda index: index % self.group_size)
+        begun = dict(zip(order, each_of(self._table, order), strict=True))
+        return [begun[index] for index in indices]
+
+    def _table(self, index: int) -> Table:
         more = {"draws": index in self.drawn, "max_turns": self.max_turns}
-        table = (self.kind or Table)(
-            self.make_env, self.seed, index, partner=index // self.group_size, **more
-        )
-        if self.watch:
+        return (self.kind or Table)(self.make_env, self.seed, index, partner=index // self.group_size, **more)
+
+    def _show(self, tables: Sequence[Table]) -> None:
+        for table in tables if self.watch else ():
             self.watch(table)
-        return table
+
+
+def _step(table: Table, reply: Reply) -> None:
+    table.step(reply)
+
+
+@contextmanager
+def waiting_together(count: int) -> Iterator[Callable[..., list[Any]]]:
+    """`map` that gives a list, over up to `count` calls at a time in threads, for worlds whose steps wait for
+    others."""
+    if count < 2:
+        yield lambda function, *of: [function(*each) for each in zip(*of, strict=True)]
+        return
+    threads = ThreadPoolExecutor(count)
+    try:
+        yield lambda function, *of: list(
+            threads.map(lambda each: function(*each), list(zip(*of, strict=True)))
+        )
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 class Table:
@@ -221,6 +258,7 @@ class Table:
         self.components: dict[int, dict[str, float]] = {}  # message index -> what the reward is made of
         self.replies: list[Reply] = []
         self.terminated, self.failed = False, info.get("failed")
+        self.told: dict[str, Any] = info.get("meta", {})  # by the world, for the log
         self.finished, self.role = self.failed is not None, info.get("role")
         self.draws, self.drawings = draws, [self.drawing()] if draws else []
 
@@ -240,7 +278,7 @@ class Table:
                 f"{got}"
             )
         self._expect_one_role(reward, info)
-        self.failed = info.get("failed")
+        self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
         if info.get("rewards"):
@@ -271,7 +309,7 @@ class Table:
                 message["weight"] = 0  # the environment's own words, not the policy's
         rewards = (reward for reward, _ in self.rewards.values())
         end = end_of(rewards, terminated=bool(self.terminated), failed=self.failed is not None)
-        meta = {"episode": self.index, "seed": self.seed, "end": end}
+        meta = self.told | {"episode": self.index, "seed": self.seed, "end": end}
         dialog = Dialog(
             id=f"{self.name}-{self.index:06d}",
             messages=messages,

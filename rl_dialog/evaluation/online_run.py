@@ -23,8 +23,17 @@ from rl_dialog.evaluation.openings import ROLES, Openings, RewardMix
 from rl_dialog.evaluation.rollouts import Judge, Rollouts, judged_return, self_play_return
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import ONLINE, RLOO, Method
-from rl_dialog.models.checkpoint import freeze_prior, method_name, read_method, resolve, start_of
+from rl_dialog.models.checkpoint import (
+    describe,
+    freeze_prior,
+    method_name,
+    resolve,
+    speaks_by_values,
+    start_of,
+    steering_of,
+)
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.steering import check_heads
 from rl_dialog.rewards import REWARDS, Reward, choosing
 from rl_dialog.training.logger import check_tracker
 from rl_dialog.training.loop import Evaluate
@@ -47,6 +56,21 @@ class OnlineRun(OnlineSettings):
     contexts: str = ""
     """instead of a world, a directory that `prepare` wrote: one reply to each context of its training split,
     judged by `rewards`; the return is measured on the validation split"""
+    users: str = ""
+    """instead of a world, the address of an OpenAI-compatible chat endpoint that plays the user,
+    http://host:port/v1 (OPENAI_API_KEY in the environment is its key): `rewards` judge the conversations"""
+    personas: str = ""
+    """who the users are: a file with a persona a line, a system prompt or a JSON object with a goal
+    (envs/adapters/README.md); the return is measured with those that are not learned with"""
+    user_model: str = ""
+    """the model that plays the user; by default the first one that the endpoint lists"""
+    user_turns: int = 4
+    """replies of the policy after which a conversation with a user is cut off that has not ended it"""
+    user_concurrency: int = 16
+    """users that are waited for at a time, by each process that plays"""
+    user_timeout: float = 60.0
+    """seconds for a user's answer, after which the endpoint is asked again, three times in all; then the
+    episode has failed"""
     self_play: bool = False
     """the policy plays all roles: of a world of several (textarena:NAME?opponent=self), or with `contexts`
     both sides of conversations that begin as a logged one did, judged by `rewards`. Each role is an episode
@@ -76,7 +100,8 @@ class OnlineRun(OnlineSettings):
     method: Method = field(default_factory=RLOO)
     """how to learn: a name, and dotted flags for its fields"""
     prior: str = ""
-    """checkpoint that the policy stays near; by default the one that it starts from"""
+    """checkpoint whose language model the policy stays near; by default the policy that it starts from, with
+    its values where it speaks by them (`--prior` with the same checkpoint is its language model alone)"""
     value_trunk: Literal["auto", "shared", "separate"] = "auto"
     """what ppo's values read: a transformer of their own, which begins as a copy of the language model's
     (separate, and auto), or the language model's states (shared)"""
@@ -152,7 +177,7 @@ def load_trainer(
         versions=versions,
         logged=_logged_rows(config, tokenizer, policy),
         evaluate=evaluate,
-        describe=model_card(config, out.name),
+        describe=model_card(config, out.name, steered=policy.steering is not None),
         device=device,
     )
 
@@ -246,7 +271,7 @@ def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase
     torch.manual_seed(config.seed)
     model = model_of(config, start)
     policy = Policy(load_lm(model, tokenizer), config.method, model)
-    policy.start = start_of(start)
+    policy.start, policy.steering = start_of(start), steering_of(start)
     return policy
 
 
@@ -282,13 +307,14 @@ def check_run(config: OnlineRun) -> None:
         )
     for path in (config.checkpoint, *([config.prior] if config.prior else [])):
         require_hub_name_or_directory(path)
-    stored = read_method(resolve(config.checkpoint))
-    if not stored.plain_lm:
-        raise UserError(
-            f"--checkpoint {config.checkpoint}: expected a policy that is its language model (bc, "
-            f"tf_top, dpo, ...), got {method_name(stored)}, which speaks by its values too: start from the "
-            "model that it was trained from"
-        )
+    start = resolve(config.checkpoint)
+    if speaks_by_values(start):
+        check_heads((describe(start).get("model") or {}).get("heads", ""))
+        if config.use_peft:
+            raise UserError(
+                f"--use_peft: expected a start that is its language model, got {config.checkpoint}, which "
+                "speaks by its values too: the model without adapters would not be its prior"
+            )
 
 
 def _check_terms(config: OnlineRun) -> None:
@@ -310,21 +336,31 @@ def _check_terms(config: OnlineRun) -> None:
 
 
 def _check_partner(config: OnlineRun) -> None:
-    if bool(config.env) == bool(config.contexts):
+    given = [f"--{name}" for name in ("env", "contexts", "users") if getattr(config, name)]
+    if len(given) != 1:
         raise UserError(
-            "expected either --env, a world to talk in, or --contexts, a directory that `prepare` wrote, got "
-            + ("both" if config.env else "neither")
+            "expected either --env, a world to talk in, or --contexts, a directory that `prepare` wrote, or "
+            "--users, an endpoint that plays the user, got "
+            + (f"both {' and '.join(given)}" if given else "neither")
         )
     weights = choosing.read_weights(config.rewards)
+    if bool(config.users) != bool(config.personas):
+        missing = "personas, a file that says who the users are" if config.users else "users URL"
+        raise UserError(f"--{'users' if config.users else 'personas'}: expected --{missing}, too")
+    if config.users and config.self_play:
+        raise UserError("--users: expected no --self_play, because the endpoint plays the other role")
+    if not config.user_timeout > 0:
+        raise UserError(f"--user_timeout: expected seconds above 0, got {config.user_timeout}")
     if config.scorers and not weights:
         raise UserError("--scorers: expected rewards that ask them, --rewards.NAME WEIGHT, got none")
     if config.env:
         return
     if not weights:
         raise UserError(
-            "--contexts: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
+            f"{given[0]}: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
         )
-    load_manifest(config.contexts)
+    if config.contexts:
+        load_manifest(config.contexts)
 
 
 def _check_self_play(config: OnlineRun) -> None:
@@ -343,7 +379,8 @@ def _check_self_play(config: OnlineRun) -> None:
         )
     if config.eval_env and not config.env:
         raise UserError(
-            "--eval_env: expected --env; with --contexts the return is measured on the validation split"
+            "--eval_env: expected --env; with --contexts the return is measured on the validation split, and "
+            "with --users by the personas that are held out"
         )
 
 
@@ -375,11 +412,15 @@ def decoding_of(config: OnlineRun) -> Decoding:
     return Decoding(**{name: getattr(config, name) for name in names}, num_generations=1)
 
 
-def model_card(config: OnlineRun, name: str) -> str:
-    """The README.md of a checkpoint: what it is, how it was made, how to use it."""
-    world = config.env or f"{'openings' if config.self_play else 'contexts'} of {Path(config.contexts).name}"
+def model_card(config: OnlineRun, name: str, *, steered: bool = False) -> str:
+    """The README.md of a checkpoint: what it is, how it was made, how to use it. `steered`: by the values
+    that it started with."""
+    logged = f"{'openings' if config.self_play else 'contexts'} of {Path(config.contexts).name}"
+    users = f"users by an endpoint, personas of {Path(config.personas).name}"
+    world = config.env or (users if config.users else logged)
     world += " in self-play" if config.self_play else ""
     how = {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p}
+    same = "the language model without the values that steer it" if steered else "the same logits"
     plain = Decoding()  # what has learned is the policy as it was drawn from
     spoken = "".join(f" --{key} {value}" for key, value in how.items() if value != getattr(plain, key))
     return f"""# {name}
@@ -397,5 +438,5 @@ python -m pipelines.chat --checkpoint THIS_FOLDER{spoken}
 ```
 
 `rl_dialog.models.policy.Policy.from_pretrained(folder)` gives the policy; \
-`transformers.AutoModelForCausalLM.from_pretrained(folder)` gives the same logits.
+`transformers.AutoModelForCausalLM.from_pretrained(folder)` gives {same}.
 """

@@ -219,7 +219,8 @@ class Rollouts:
         if isinstance(self.make_env, Openings):  # both sides of all talks that begin alike stay in one split
             meta["group"] = f"{dialog.source}: {dialog.messages[0]['content'][:200]}"
         elif not isinstance(self.make_env, Contexts):  # `prepare` knows them by what the user said
-            meta["group"] = f"{dialog.source}-{meta['seed']}"  # a partner's episodes stay in one split
+            # a partner's episodes stay in one split, and so does whatever the world puts together
+            meta.setdefault("group", f"{dialog.source}-{meta['seed']}")
         return replace(dialog, meta=meta).to_json() + "\n"
 
     def _rollout(

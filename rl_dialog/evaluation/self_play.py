@@ -111,7 +111,7 @@ class SharedTable(Table):
         speaker.say(reply, messages if heard == self.role else [*speaker.messages, said], self.name)
         if heard != self.role:
             self.views.setdefault(heard, View()).see(messages, self.name)
-        self.failed = info.get("failed")
+        self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
         earned = reward if isinstance(reward, Mapping) else {self.role: reward}
         for role, value in earned.items():
             self.views.setdefault(role, View()).earn(None if self.failed is not None else value)
@@ -134,7 +134,7 @@ class SharedTable(Table):
         return [self._episode(role, view, end) for role, view in seen.items()]
 
     def _episode(self, role: str, view: View, end: str) -> Episode:
-        meta = {"episode": self.index, "seed": self.seed, "end": end, "role": role}
+        meta = self.told | {"episode": self.index, "seed": self.seed, "end": end, "role": role}
         meta |= {"player": self.player_of(role)} | ({} if self.failed is None else {"failed": self.failed})
         dialog = Dialog(
             id=f"{self.name}-{self.index:06d}-{role}",
@@ -153,6 +153,7 @@ class Opponent:
         """policy: the learner, as it is at the start."""
         with torch.no_grad():
             self.policy = Policy(copy.deepcopy(policy.lm).requires_grad_(False), BC(), policy.model_config)
+            self.policy.steering = policy.steering
         self.policy.to(policy.device).eval()
         self.version: int | None = None
 

@@ -5,7 +5,7 @@
     tokenizer.json ... chat_template.jinja                    the tokenizer
     rl_dialog.yaml                                            method, heads, where the frozen prior is
     heads.safetensors                                         Q, target and V heads, separate value and target
-                                                              trunks
+                                                              trunks, and the values that steer (steering.py)
     README.md metrics.json                                    model card, figures at this step
     trainer/                                                  everything resume needs (training/loop.py)
 
@@ -39,12 +39,14 @@ from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.causal_lm import BASE, base_of_adapter, is_model, open_causal_lm
 from rl_dialog.models.policy import ModelConfig, Policy
 from rl_dialog.models.prior import Prior
+from rl_dialog.models.steering import Steering
 
 FORMAT = 1
 PRIOR_WEIGHTS = (  # of a prior that averages several models, in the folders member-0, member-1, ...
     "weights.json"
 )
-BESIDE_THE_LM = ("heads.", "value_trunk.", "target_trunk.")  # parts of a policy that heads.safetensors holds
+# Parts of a policy that heads.safetensors holds.
+BESIDE_THE_LM = ("heads.", "value_trunk.", "target_trunk.", "steering.")
 
 
 def method_name(method: Method) -> str:
@@ -76,6 +78,9 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
         prior = BASE
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
     description |= {"value_unit": policy.value_unit, "pretrained": policy.start == "pretrained"}
+    if steering := policy.steering:
+        acting = {"name": method_name(steering.method), **dataclasses.asdict(steering.method)}
+        description["steering"] = {"method": acting, "model": steering.shape}
     (directory / "rl_dialog.yaml").write_text(yaml.safe_dump(description, sort_keys=False), encoding="utf-8")
 
 
@@ -96,7 +101,11 @@ def describe(directory: str | Path) -> dict[str, Any]:
 
 def read_method(directory: str | Path) -> Method:
     """The method a checkpoint was trained with; BC for a plain LM."""
-    values = dict(describe(directory).get("method") or {"name": "bc"})
+    return _method_of(describe(directory), directory)
+
+
+def _method_of(description: dict[str, Any], directory: str | Path) -> Method:
+    values = dict(description.get("method") or {"name": "bc"})
     name = values.pop("name", None)
     kind = choice_class("method", name, METHODS, where=f"{directory}/rl_dialog.yaml: ")
     return from_dict(kind, values, where=f"{directory}/rl_dialog.yaml")
@@ -123,9 +132,35 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
     policy.start = start_of(directory)
-    if policy.heads is not None:
+    policy.steering = _empty_steering(directory, lm)
+    if policy.heads is not None or policy.steering is not None:
         _load_heads(policy, Path(directory) / "heads.safetensors")
     return policy.eval()
+
+
+def speaks_by_values(directory: str | Path) -> bool:
+    """Whether a checkpoint's policy is more than its language model."""
+    return not read_method(directory).plain_lm or "steering" in describe(directory)
+
+
+def steering_of(directory: str | Path) -> Steering | None:
+    """The values of a checkpoint that speaks by them, to go on from; None for a language model alone.
+
+    Raises UserError for values that cannot stay as they are.
+    """
+    if not speaks_by_values(directory):
+        return None
+    policy = load_policy(directory)
+    return policy.steering or Steering.of(policy)
+
+
+def _empty_steering(directory: str | Path, lm: PreTrainedModel) -> Steering | None:
+    """The steering that a checkpoint names, to be filled with its tensors."""
+    stored = describe(directory).get("steering")
+    if stored is None:
+        return None
+    shape = from_dict(ModelConfig, stored["model"], where=f"{directory}/rl_dialog.yaml")
+    return Steering.of(Policy(copy.deepcopy(lm), _method_of(stored, directory), shape))
 
 
 def start_of(directory: str | Path) -> str:
@@ -174,6 +209,7 @@ def freeze_prior(
         return None
     lms = [open_causal_lm(resolve(path)) for path in checkpoints]
     prior = Prior(lms or [copy.deepcopy(policy.lm)], weights)
+    prior.steered_by(None if checkpoints else policy.steering)
     ours = policy.get_output_embeddings().weight.shape[0]
     if prior.vocabulary != ours:
         raise UserError(
@@ -181,8 +217,7 @@ def freeze_prior(
             f"{', '.join(checkpoints)}"
         )
     if int(os.environ.get("RANK", "0")) == 0:
-        frozen = [member.lm for member in prior.members]
-        _keep_prior(directory, frozen, prior.weights, tokenizer, checkpoints, started)
+        _keep_prior(directory, list(prior.members), prior.weights, tokenizer, checkpoints, started)
     return prior
 
 
@@ -195,7 +230,7 @@ def keep_base(policy: Policy, directory: Path, tokenizer: Any, *, started: bool 
     policy.base = _place_of_base(policy)
     if policy.base is None:
         if int(os.environ.get("RANK", "0")) == 0:
-            _keep_prior(directory, [policy.lm], (1.0,), tokenizer, (), started)
+            _keep_prior(directory, [policy], (1.0,), tokenizer, (), started)
         policy.base = str(directory.absolute())
 
 
@@ -213,7 +248,7 @@ def _place_of_base(policy: Policy) -> str | None:
 
 def _keep_prior(
     directory: Path,
-    lms: Sequence[PreTrainedModel],
+    members: Sequence[Policy],
     weights: Sequence[float],
     tokenizer: Any,
     checkpoints: Sequence[str],
@@ -221,7 +256,7 @@ def _keep_prior(
 ) -> None:
     """Writes a prior into `directory`, unless it is there."""
     if directory.is_dir():
-        difference = _difference(directory, lms, weights)
+        difference = _difference(directory, members, weights)
         if not difference:
             return
         ours = "the model as it is before training" if not checkpoints else " and ".join(checkpoints)
@@ -238,24 +273,28 @@ def _keep_prior(
         )
 
     def fill(temporary: Path) -> None:
-        for i, lm in enumerate(lms):
-            _save_lm(lm, temporary / f"member-{i}" if len(lms) > 1 else temporary)
-        if len(lms) > 1:
+        for i, member in enumerate(members):
+            place = temporary / f"member-{i}" if len(members) > 1 else temporary
+            if member.steering is None:
+                _save_lm(member.lm, place)
+            else:
+                save_policy(member, place)
+        if len(members) > 1:
             write_json(temporary / PRIOR_WEIGHTS, weights)
         tokenizer.save_pretrained(temporary)
 
     write_atomically(directory, fill)
 
 
-def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequence[float]) -> str:
+def _difference(directory: Path, members: Sequence[Policy], weights: Sequence[float]) -> str:
     """What the prior in `directory` is instead of these models with these weights; nothing where it is the
     same, to the last bit."""
     try:
         stored = _load_frozen(str(directory))
     except (OSError, ValueError, SafetensorError) as error:
         return f"one that cannot be read: {str(error)[:120]}"
-    if len(stored.members) != len(lms):
-        return f"one of {len(stored.members)} models instead of {len(lms)}"
+    if len(stored.members) != len(members):
+        return f"one of {len(stored.members)} models instead of {len(members)}"
     if not all(
         math.isclose(theirs, ours, rel_tol=1e-6) for theirs, ours in zip(stored.weights, weights, strict=True)
     ):
@@ -263,20 +302,23 @@ def _difference(directory: Path, lms: Sequence[PreTrainedModel], weights: Sequen
             f"one with the weights {[round(weight, 4) for weight in stored.weights]} instead of "
             f"{[round(weight, 4) for weight in weights]}"
         )
-    changed = [i for i, lm in enumerate(lms) if not _same_tensors(stored.members[i].lm, lm)]
+    pairs = zip(stored.members, members, strict=True)
+    changed = [i for i, (theirs, ours) in enumerate(pairs) if not _same_tensors(theirs, ours)]
     return (
         f"one of another model (number {changed[0] + 1})"
-        if changed and len(lms) > 1
+        if changed and len(members) > 1
         else "another model"
         if changed
         else ""
     )
 
 
-def _same_tensors(stored: PreTrainedModel, lm: PreTrainedModel) -> bool:
-    """Adapters aside."""
-    ours = _without_adapters(lm)
-    theirs = stored.state_dict()
+def _same_tensors(stored: Policy, policy: Policy) -> bool:
+    """Of the language model, adapters aside, and of what steers it."""
+    ours, theirs = _without_adapters(policy.lm), stored.lm.state_dict()
+    for tensors, steering in ((ours, policy.steering), (theirs, stored.steering)):
+        values = steering.state_dict() if steering else {}
+        tensors |= {f"steering.{name}": value for name, value in values.items()}
     return ours.keys() == theirs.keys() and all(
         torch.equal(value.cpu(), ours[name].cpu()) for name, value in theirs.items()
     )
@@ -301,7 +343,8 @@ def _load_frozen(place: str) -> Prior:
     path = Path(place) / PRIOR_WEIGHTS
     weights = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else ()
     folders = [f"{place}/member-{i}" for i in range(len(weights))] or [place]
-    return Prior([open_causal_lm(folder) for folder in folders], weights)
+    prior = Prior([open_causal_lm(folder) for folder in folders], weights)
+    return prior if weights else prior.steered_by(steering_of(place))
 
 
 def _save_lm(lm: PreTrainedModel, directory: Path) -> None:

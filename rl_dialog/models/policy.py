@@ -38,6 +38,7 @@ from rl_dialog.models.causal_lm import OutputLayer, keeps_states_only, open_caus
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.slots import Slots
+from rl_dialog.models.steering import Steering
 
 
 @dataclass(frozen=True)
@@ -258,6 +259,7 @@ class Policy(PreTrainedModel, GenerationMixin):
             else None
         )
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
+        self.steering: Steering | None = None  # values of the start of online learning, which do not learn
         self.base: str | None = None  # where the LM below its adapters stands (models/checkpoint.py)
         self.value_unit = 1.0  # units of reward in one unit of what the heads say; set by training
         self.start: Literal["new", "made", "pretrained"] = (
@@ -349,15 +351,18 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def _trunks(self, *, value: bool = True) -> list[nn.Module]:
         """The transformers beside the LM that decoding runs."""
-        return [
-            trunk for trunk in (self.value_trunk if value else None, self.target_trunk) if trunk is not None
-        ]
+        own = (self.value_trunk if value else None, self.target_trunk)
+        return [trunk for trunk in own if trunk is not None] + self._steering_trunks
+
+    @property
+    def _steering_trunks(self) -> list[nn.Module]:
+        return self.steering.trunks if self.steering else []
 
     def _run(
         self, input_ids: Tensor, cache: Any, trunks: list[nn.Module], **inputs: Any
     ) -> tuple[list[Tensor], Any]:
-        """The hidden states (B, T, H) of the LM, and those that values and targets are read from; and the
-        cache that the LM returned."""
+        """The hidden states (B, T, H) of the LM, those that values and targets are read from, and those of
+        `steering.trunks`; and the cache that the LM returned."""
         hidden, returned = run_trunk(self.lm.base_model, input_ids, cache, **inputs)
         caches = [None] * len(trunks) if cache is None else cache.others if trunks else []
         states = {
@@ -365,7 +370,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             for trunk, own in zip(trunks, caches, strict=True)
         }
         value = states.get(id(self.value_trunk), hidden)
-        return [hidden, value, states.get(id(self.target_trunk), value)], returned
+        steering = [states[id(trunk)] for trunk in self._steering_trunks]
+        return [hidden, value, states.get(id(self.target_trunk), value), *steering], returned
 
     # What methods ask of a model.
 
@@ -386,7 +392,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             target_every = (
                 value_every if self.target_trunk is None else hidden_states(self.target_trunk, batch)
             )
-        out = self._outputs(*_at(batch.states, every, value_every, target_every), training=True)
+            steering = [hidden_states(trunk, batch) for trunk in self._steering_trunks]
+        out = self._outputs(*_at(batch.states, every, value_every, target_every, *steering), training=True)
         out.lm = None if idle else out.lm
         if self.method.learns_context:
             out.context = self.output_layer.scores(
@@ -543,13 +550,16 @@ class Policy(PreTrainedModel, GenerationMixin):
         hidden: Tensor,
         value_hidden: Tensor,
         target_hidden: Tensor,
-        *,
+        *steering_hidden: Tensor,
         training: bool,
         wants_v: bool = False,
     ) -> Outputs:
-        """hidden, value_hidden, target_hidden (S, H)."""
+        """hidden, value_hidden, target_hidden and each of steering_hidden (S, H). What a steered LM says is
+        what comes of it and the values that steer it."""
         config = self.model_config
         lm = self.output_layer.scores(self.lm, hidden.detach() if config.detach_lm else hidden)
+        if self.steering is not None:
+            lm = self.steering.scores(lm, list(steering_hidden))
         if self.heads is None:
             return Outputs(lm)
         q_hidden, v_hidden = (

@@ -15,6 +15,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.methods.scores import Mixture, Scores
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.steering import Steering
 
 
 class Prior(nn.Module):
@@ -42,6 +43,12 @@ class Prior(nn.Module):
         self.weights = tuple(weight / sum(weights) for weight in weights)
         self.vocabulary = sizes[0]
         self.eval()
+
+    def steered_by(self, steering: Steering | None) -> Prior:
+        """The same with values beside its models, as `online` starts from (models/steering.py)."""
+        for member in self.members:
+            member.steering = steering
+        return self
 
     @torch.no_grad()
     def prior_scores(self, batch: Batch) -> Scores:
