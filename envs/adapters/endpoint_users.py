@@ -64,6 +64,10 @@ class Users:
         self._locks: dict[int, threading.Lock] = {}
         self._openings: dict[int, tuple[float, Answer | EndpointError]] = {}
 
+    def persona_of(self, seed: int) -> Persona:
+        """Who the user is in the episodes of a seed."""
+        return random.Random(f"persona {seed}").choice(self.personas)
+
     def opening(self, persona: Persona, seed: int) -> Answer:
         """The first words in the episodes of a seed. Raises EndpointError."""
         with self._guard:
@@ -111,7 +115,7 @@ class UserTalk:
     def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:
         """What the user says first; info names the persona."""
         self.seed = random.SystemRandom().getrandbits(31) if seed is None else seed
-        self.persona = random.Random(f"persona {self.seed}").choice(self.source.personas)
+        self.persona = self.source.persona_of(self.seed)
         self.answers: list[Answer] = []
         self.replies, self.messages = 0, _greeting(self.persona)
         try:

@@ -17,6 +17,20 @@ class Decoded(Scores):
     def __init__(self, method: Method, out: Outputs, factor: float = 1.0) -> None:
         self.method, self.out, self.factor = method, out, factor
 
+    @property
+    def features(self) -> Tensor:
+        """(S, H) the language model's states, which fitted values read (evaluation/fqe.py)."""
+        return self.out.lm.features
+
+    @property
+    def weight(self) -> Tensor:
+        """(V, H) its output layer."""
+        return self.out.lm.weight
+
+    def lse(self, count: int) -> Tensor:
+        """(count,) the log-sum-exp in the first states, without gradient."""
+        return self.rows(slice(0, count)).reduce("logsumexp")
+
     def at(self, actions: Tensor) -> Tensor:
         first = self.rows(slice(0, len(actions)))
         return first.dense().gather(1, actions[:, None]).squeeze(1)
@@ -25,7 +39,7 @@ class Decoded(Scores):
         return self.dense().gather(1, tokens)
 
     def dense(self) -> Tensor:
-        logits = self.method.decode(self.out).float()
+        logits = self.method.decode(self.out)
         return logits if self.factor == 1 else self.factor * logits
 
     def scaled(self, factor: float) -> Decoded:

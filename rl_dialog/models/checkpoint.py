@@ -195,8 +195,8 @@ def freeze_prior(
     weights: Sequence[float] = (),
     started: bool = False,
 ) -> Prior | None:
-    """The prior of a run, kept in `directory` so that evaluations see the same one: the average of
-    `checkpoints`, or without any the LM as it is before training.
+    """The prior of a run, kept in `directory` so that evaluations see the same one: the average of the LMs
+    of `checkpoints`, or without any the LM as it is before training, with what steers it.
 
     A prior that is in `directory` already must be this one. Another one was left by a run that was killed: it
     is replaced, with a warning, while the run has no checkpoint; where it has (`started`), its values are

@@ -11,17 +11,22 @@ from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import PPO
+from rl_dialog.models.checkpoint import steering_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.training.versions import Versions, weights_of
 from tests.evaluation.test_rollouts import Echo
 from tests.evaluation.test_self_play import Bidding
 
 
-@pytest.mark.parametrize(("make_env", "lag"), [(Echo, 0), (Bidding, 0), (Bidding, 1)])
-def test_an_actor_plays_what_the_learner_would(checkpoints, make_env, lag: int) -> None:  # noqa: ANN001
+@pytest.mark.parametrize(
+    ("make_env", "lag", "start"),
+    [(Echo, 0, "bc"), (Bidding, 0, "bc"), (Bidding, 1, "bc"), (Echo, 0, "ilql"), (Bidding, 1, "ilql")],
+)
+def test_an_actor_plays_what_the_learner_would(checkpoints, make_env, lag: int, start: str) -> None:  # noqa: ANN001
     """Word for word and bit for bit, with the weights that it was sent last, against those of the copy."""
-    tokenizer, model = load_tokenizer(checkpoints["bc"]), ModelConfig(model_name_or_path=checkpoints["bc"])
+    tokenizer, model = load_tokenizer(checkpoints[start]), ModelConfig(model_name_or_path=checkpoints[start])
     learner = Policy(load_lm(model, tokenizer), PPO(), model).eval()  # with values, which an actor has not
+    learner.steering = steering_of(checkpoints[start])  # but for those that it speaks by
     versions = Versions(learner, lag=lag)
     play = Rollouts(
         make_env, Decoding(max_new_tokens=4), groups=2, group_size=2, seed=3, batch_size=2,
@@ -40,5 +45,5 @@ def test_an_actor_plays_what_the_learner_would(checkpoints, make_env, lag: int) 
             assert [reply.spoken for reply in one.replies] == [reply.spoken for reply in two.replies]
         chance = torch.Generator().manual_seed(step)
         with torch.no_grad():
-            for parameter in learner.parameters():
+            for parameter in learner.lm.parameters():
                 parameter.add_(0.02 * torch.randn(parameter.shape, generator=chance))

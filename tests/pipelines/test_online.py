@@ -25,7 +25,7 @@ from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.online_run import ENV_SEED, model_card
-from rl_dialog.methods import GRPO, PPO, RLOO
+from rl_dialog.methods import GRPO, ILQL, PPO, RLOO
 from rl_dialog.models.checkpoint import load_prior
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import apply_rewards, choose_rewards
@@ -150,6 +150,20 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"self_play": True, "opponent_lag": -2}, "--opponent_lag -2: expected rounds from 0 on, or -1"),
         ({"self_play": True, "self_play_turns": 0}, "--self_play_turns of at least 1"),
         ({"eval_env": "smalltalk"}, "Did you mean small_talk"),
+        ({"users": "http://x/v1"}, "expected either --env.*got both --env and --users"),
+        ({"personas": "x"}, "--personas: expected --users URL, too"),
+        ({"env": "", "users": "http://x/v1"}, "--users: expected --personas, a file that says who"),
+        ({"env": "", "users": "x", "personas": "y"}, "--users: expected rewards that judge the replies"),
+        (
+            {"env": "", "users": "x", "personas": "y", "rewards": {"question": 1.0}, "self_play": True},
+            "--users: expected no --self_play",
+        ),
+        (
+            {"env": "", "users": "x", "personas": "y", "rewards": {"question": 1.0}},
+            "--users: expected the address of an endpoint, http://host:port/v1, got 'x'",
+        ),
+        ({"user_turns": 0}, "--user_turns of at least 1"),
+        ({"user_timeout": 0.0}, "--user_timeout: expected seconds above 0"),
         ({"data": "nowhere"}, "--data: expected --supervised_weight too"),
         ({"supervised_weight": 0.1}, "--supervised_weight: expected --data too"),
         ({"supervised_weight": 0.1, "data": "nowhere"}, "nowhere"),
@@ -179,9 +193,52 @@ def test_the_model_card_says_how_to_talk_to_what_has_learned(config) -> None:  #
     assert "--checkpoint THIS_FOLDER --temperature 0.7 --top_k 20\n" in model_card(cooler, "me")
 
 
-def test_a_policy_that_speaks_by_its_values_is_no_start(config, checkpoints) -> None:  # noqa: ANN001
-    with pytest.raises(UserError, match="expected a policy that is its language model.*got ilql"):
-        online.main(replace(config, checkpoint=checkpoints["ilql"]))
+def test_a_policy_that_speaks_by_its_values_is_a_start(config, checkpoints, tmp_path: Path) -> None:  # noqa: ANN001
+    """It talks as `ilql` does, learns, resumes with the same bits, is a start again, and is read by
+    `evaluate`, which finds the divergence from the policy that it started from."""
+    how = {"checkpoint": checkpoints["ilql"], "env_episodes": 12, "lr_scheduler_type": "constant"}
+    config = replace(config, **how, max_steps=6, eval_steps=3)
+    whole = online.main(config)
+    start = Policy.from_pretrained(checkpoints["ilql"])
+    settings = {"env": config.env, "episodes": 12, "max_new_tokens": 4, "quiet": True, "device": "cpu"}
+    measured = _returns(start, config)
+    assert whole["return_before"] == pytest.approx(sum(measured) / len(measured))
+    assert whole["return"] > whole["return_before"]
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
+    assert abs(lines[1]["train/kl_per_reply"]) < 1e-4 and abs(lines[-2]["train/kl_per_reply"]) > 1e-3
+    half = replace(config, output_dir=str(tmp_path / "half"))
+    online.main(replace(half, max_steps=3))
+    resumed = online.main(replace(half, resume=True))
+    files = [
+        Path(run["latest"], name).read_bytes()
+        for name in ("model.safetensors", "heads.safetensors")
+        for run in (whole, resumed)
+    ]
+    assert files[0] == files[1] and files[2] == files[3]
+    assert "without the values that steer it" in Path(whole["latest"], "README.md").read_text()
+    further = replace(config, checkpoint=whole["latest"], output_dir=str(tmp_path / "further"), max_steps=1)
+    assert online.main(further)["return_before"] == pytest.approx(whole["return"])
+    clone = replace(further, prior=checkpoints["ilql"], output_dir=str(tmp_path / "clone"))
+    assert abs(online.main(clone)["train/kl_per_reply"]) > 0.1  # of its language model alone
+    reported = evaluate.EvaluateConfig(
+        checkpoints=(whole["latest"],), output_dir=str(tmp_path / "report"), **settings
+    )
+    assert evaluate.main(reported)["checkpoints"] == 1
+
+
+def _returns(policy: Policy, config: OnlineConfig) -> list[float]:
+    how = Decoding(max_new_tokens=config.max_new_tokens)
+    args = policy, load_tokenizer(config.checkpoint), text_env(config.env), range(config.env_episodes), how
+    return [episode.total for episode in play_episodes(*args, seed=ENV_SEED)]
+
+
+def test_starts_whose_values_cannot_stay_are_refused(config, checkpoints, make_policy, tmp_path) -> None:  # noqa: ANN001
+    with pytest.raises(UserError, match="--use_peft: expected a start that is its language model"):
+        online.main(replace(config, checkpoint=checkpoints["ilql"], use_peft=True))
+    make_policy(ILQL(), heads="lowrank").save_pretrained(tmp_path / "lowrank")
+    with pytest.raises(UserError, match="got lowrank heads"):
+        online.main(replace(config, checkpoint=str(tmp_path / "lowrank")))
+    assert not Path(config.output_dir).exists()
 
 
 def test_logs_are_for_train_and_worlds_for_online(tmp_path: Path) -> None:
