@@ -121,9 +121,9 @@ def checked_address(flag: str, address: str) -> str:
     """The address of an endpoint. Raises UserError for what is none, and for one with a password or a key in
     it, which would be logged."""
     try:
-        parts = urlsplit(address)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        parts, known = urlsplit(address), httpx.URL(address)
+        good = parts.scheme in ("http", "https") and bool(known.host) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
         good = False
     if not good:
         raise UserError(f"{flag}: expected the address of an endpoint, http://host:port/v1, got {address!r}")

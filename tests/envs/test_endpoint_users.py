@@ -304,6 +304,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         ("localhost:8000", "expected the address of an endpoint, http://host:port/v1, got 'localhost:8000'"),
         ("http://", "expected the address"),
         ("http://host:port/v1", "expected the address"),
+        ("http://ho\nst/v1", "expected the address"),
         ("http://ann:hush@host/v1", "without password"),
         ("https://host/v1?key=hush", "without password"),
     ],

@@ -96,9 +96,15 @@ def test_the_learner_says_what_the_engine_said_in_every_batch(
             np.testing.assert_allclose(other.spoken.logp, one.spoken.logp, atol=5e-5)
 
 
-@pytest.mark.parametrize("name", ["ilql", "ilql, own trunks"])
 @pytest.mark.parametrize(
-    "method", [RLOO(c=0.1), PPO(c=0.1), GRPO()], ids=lambda method: type(method).__name__
+    ("name", "method"),
+    [
+        ("ilql", RLOO(c=0.1)),
+        ("ilql, own trunks", PPO(c=0.1)),
+        pytest.param("psi", GRPO(), marks=pytest.mark.slow),
+        pytest.param("ilql", PPO(c=0.1), marks=pytest.mark.slow),
+    ],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
 )
 def test_a_step_moves_the_language_model_and_no_value(begin, tokenizer, tmp_path, name, method) -> None:  # noqa: ANN001
     """At first nothing is charged: the prior is the policy of the start. What is saved decodes the same, and
