@@ -19,6 +19,7 @@ from pipelines import online, prepare
 from pipelines.online import OnlineConfig
 from rl_dialog.data.readers import read_logs
 from rl_dialog.data.schema import Dialog
+from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
 from rl_dialog.methods import RLOO
 from tests.envs.chat_server import Raw, chat_server
@@ -47,7 +48,7 @@ def config(checkpoints, tmp_path: Path, monkeypatch) -> OnlineConfig:  # noqa: A
     return OnlineConfig(
         checkpoint=checkpoints["bc"], personas="people.jsonl", method=RLOO(c=0.01), user_turns=2,
         rewards={"user_vowels:vowels": 1.0, "answer_length": 0.0}, output_dir=str(tmp_path / "online"),
-        groups=4, group_size=4, max_steps=6, warmup_steps=0, eval_steps=3, learning_rate=1e-2,
+        groups=4, group_size=4, max_steps=5, warmup_steps=0, eval_steps=3, learning_rate=1e-2,
         env_episodes=16, max_new_tokens=4, report_to="none", quiet=True, device="cpu",
     )  # fmt: skip
 
@@ -76,7 +77,7 @@ def test_a_policy_learns_from_users_and_is_measured_with_others(config, tmp_path
     assert result["return"] > result["return_before"] + 0.3
     assert asked_to_learn == {"ada", "bo", "cy", "di", "eve"}
     dialogs = logged(config)
-    assert len(dialogs) == 6 * 16
+    assert len(dialogs) == 5 * 16
     assert {dialog.meta["user"]["persona"] for dialog in dialogs} == {"ada", "bo", "cy", "di"}  # not eve
     for dialog in dialogs:
         user = dialog.meta["user"]
@@ -89,7 +90,8 @@ def test_a_policy_learns_from_users_and_is_measured_with_others(config, tmp_path
         ]
         for i in dialog.replies:
             reply = dialog.messages[i]
-            assert reply["reward"] == reply["content"].count("a") and reply["rewards"]["answer_length"] == 3
+            assert reply["reward"] == reply["content"].count("a")
+            assert reply["rewards"]["answer_length"] == pytest.approx(3 / 30)  # the user's words
     lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
     measured = [line for line in lines if "eval/return" in line]
     assert len(measured) == 3 and all("eval/true_return" not in line for line in measured)
@@ -99,12 +101,8 @@ def test_a_policy_learns_from_users_and_is_measured_with_others(config, tmp_path
     for path in Path(config.output_dir).rglob("*"):
         assert path.is_dir() or b"sk-secret" not in path.read_bytes(), path
 
-    prepared = prepare.PrepareConfig(logs=(str(Path(config.output_dir) / "rollouts"),), output_dir="data")
-    prepare.main(replace(prepared, quiet=True, rewards={"logged": 1.0}))
-    rows = [row for path in Path("data").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    assert len(rows) == 96
-    splits = {(json.loads(row["meta"])["user"]["persona"], row["split"]) for row in rows}
-    assert len(splits) == 4  # all conversations of a person are in one split
+    assert len({split_key(dialog) for dialog in dialogs}) == 4  # all conversations of a person in one split
+    assert [Dialog.from_row(dialog.to_row()) for dialog in dialogs] == dialogs  # in Parquet too
 
 
 def test_a_run_goes_on_with_the_same_users_elsewhere(config, tmp_path: Path) -> None:  # noqa: ANN001
@@ -188,3 +186,11 @@ def test_our_own_server_plays_the_user(config, checkpoints, tmp_path: Path) -> N
     assert len(dialogs) == 4 * 16 and len(played) > 32 and result["step"] == 4
     assert all(dialog.meta["user"]["model"] == "people" for dialog in dialogs)
     assert len({dialog.meta["user"]["said"][0]["text"] for dialog in played}) > 4
+
+    where = {"logs": (str(Path(config.output_dir) / "rollouts"),), "output_dir": "data", "quiet": True}
+    prepare.main(prepare.PrepareConfig(**where, rewards={"logged": 1.0}))
+    rows = [row for path in Path("data").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    metas = [json.loads(row["meta"]) for row in rows]
+    assert sum(meta["end"] != "failed" for meta in metas) == len(played)
+    splits = {(meta["user"]["persona"], row["split"]) for meta, row in zip(metas, rows, strict=True)}
+    assert len(splits) == 4
