@@ -395,7 +395,8 @@ class _Endpoint(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_endpoint_plays_the_other_role(textarena):
+def test_an_endpoint_plays_the_other_role(textarena, monkeypatch):
+    monkeypatch.setattr("envs.adapters.chat_endpoint.PAUSES", (0.0, 0.0))
     with ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         name = f"textarena:Nim-v0?opponent=http://127.0.0.1:{server.server_port}/v1"

@@ -193,13 +193,16 @@ def test_the_model_card_says_how_to_talk_to_what_has_learned(config) -> None:  #
     assert "--checkpoint THIS_FOLDER --temperature 0.7 --top_k 20\n" in model_card(cooler, "me")
 
 
-def test_a_policy_that_speaks_by_its_values_is_a_start(config, checkpoints, tmp_path: Path) -> None:  # noqa: ANN001
+def test_a_policy_that_speaks_by_its_values_is_a_start(config, make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
     """It talks as `ilql` does, learns, resumes with the same bits, is a start again, and is read by
-    `evaluate`, which finds the divergence from the policy that it started from."""
-    how = {"checkpoint": checkpoints["ilql"], "env_episodes": 12, "lr_scheduler_type": "constant"}
-    config = replace(config, **how, max_steps=6, eval_steps=3)
+    `evaluate`."""
+    folder = str(tmp_path / "values")
+    make_policy(ILQL(beta=0.1)).save_pretrained(folder)  # random values: a larger beta says one word only
+    tokenizer.save_pretrained(folder)
+    how = {"checkpoint": folder, "env_episodes": 24, "lr_scheduler_type": "constant"}
+    config = replace(config, **how, max_steps=8, eval_steps=4)
     whole = online.main(config)
-    start = Policy.from_pretrained(checkpoints["ilql"])
+    start = Policy.from_pretrained(folder)
     settings = {"env": config.env, "episodes": 12, "max_new_tokens": 4, "quiet": True, "device": "cpu"}
     measured = _returns(start, config)
     assert whole["return_before"] == pytest.approx(sum(measured) / len(measured))
@@ -207,7 +210,7 @@ def test_a_policy_that_speaks_by_its_values_is_a_start(config, checkpoints, tmp_
     lines = [json.loads(line) for line in (Path(config.output_dir) / "metrics.jsonl").open()]
     assert abs(lines[1]["train/kl_per_reply"]) < 1e-4 and abs(lines[-2]["train/kl_per_reply"]) > 1e-3
     half = replace(config, output_dir=str(tmp_path / "half"))
-    online.main(replace(half, max_steps=3))
+    online.main(replace(half, max_steps=4))
     resumed = online.main(replace(half, resume=True))
     files = [
         Path(run["latest"], name).read_bytes()
@@ -218,7 +221,7 @@ def test_a_policy_that_speaks_by_its_values_is_a_start(config, checkpoints, tmp_
     assert "without the values that steer it" in Path(whole["latest"], "README.md").read_text()
     further = replace(config, checkpoint=whole["latest"], output_dir=str(tmp_path / "further"), max_steps=1)
     assert online.main(further)["return_before"] == pytest.approx(whole["return"])
-    clone = replace(further, prior=checkpoints["ilql"], output_dir=str(tmp_path / "clone"))
+    clone = replace(further, prior=folder, output_dir=str(tmp_path / "clone"))
     assert abs(online.main(clone)["train/kl_per_reply"]) > 0.1  # of its language model alone
     reported = evaluate.EvaluateConfig(
         checkpoints=(whole["latest"],), output_dir=str(tmp_path / "report"), **settings
