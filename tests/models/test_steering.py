@@ -73,8 +73,15 @@ def test_the_first_policy_is_that_of_the_checkpoint(begin, name: str) -> None:  
     assert policy.steering not in policy.values() and len(policy.parts()) == 1
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 128])
-@pytest.mark.parametrize("name", ["ilql", "ilql, own trunks", "ilql among the top", "psi"])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        *(("ilql", size) for size in (1, 3, 128)),
+        *(("ilql, own trunks", size) for size in (1, 128)),
+        ("ilql among the top", 3),
+        ("psi", 128),
+    ],
+)
 def test_the_learner_says_what_the_engine_said_in_every_batch(
     begin, tokenizer, name: str, batch_size: int
 ) -> None:  # noqa: ANN001

@@ -193,6 +193,7 @@ def test_the_model_card_says_how_to_talk_to_what_has_learned(config) -> None:  #
     assert "--checkpoint THIS_FOLDER --temperature 0.7 --top_k 20\n" in model_card(cooler, "me")
 
 
+@pytest.mark.slow
 def test_a_policy_that_speaks_by_its_values_is_a_start(config, make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
     """It talks as `ilql` does, learns, resumes with the same bits, is a start again, and is read by
     `evaluate`."""

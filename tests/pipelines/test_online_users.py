@@ -105,6 +105,7 @@ def test_a_policy_learns_from_users_and_is_measured_with_others(config, tmp_path
     assert [Dialog.from_row(dialog.to_row()) for dialog in dialogs] == dialogs  # in Parquet too
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_users_elsewhere(config, tmp_path: Path) -> None:  # noqa: ANN001
     """The same bits, at another address; other people are another run."""
     config = replace(config, max_steps=4, eval_steps=2, lr_scheduler_type="constant", env_episodes=4)
