@@ -10,8 +10,10 @@ user's own.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +73,7 @@ def load_config(
     _refuse_unknown(arguments, set(_flags(default)))
     if "--help" in arguments:
         default = _with_numbers_to_show(default)
+        _say_fields_in_one_line(default)
     shown = {
         "prog": _program(Path(sys.argv[0]).resolve()),
         "description": _described(config_class, choices),
@@ -118,6 +122,33 @@ def _with_numbers_to_show(config: T) -> T:
     return dataclasses.replace(config, **numbers)
 
 
+def _say_fields_in_one_line(config: Any) -> None:
+    """For --help: tyro would break what a field says where its source does, in the middle of a sentence; it
+    takes a text in the field's metadata as it is."""
+    texts: dict[str, str] = {}
+    for config_class in reversed(type(config).__mro__):
+        texts |= _field_texts(config_class)
+    for field in dataclasses.fields(config):
+        if field.name in texts:
+            field.metadata = types.MappingProxyType({"help": texts[field.name], **field.metadata})
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            _say_fields_in_one_line(value)
+
+
+def _field_texts(config_class: type) -> dict[str, str]:
+    """The string below each field of a class, as one line."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
+    except (OSError, TypeError):  # a class without a file
+        return {}
+    texts = {}
+    for field, text in pairwise(source.body[0].body):
+        match field, text:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                texts[name] = " ".join(words.split())
+    return texts
+
+
 def command_of(verb: str) -> str:
     """How to start a verb: as this one was started, `rl-dialog VERB` or `python -m pipelines.VERB`."""
     return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
@@ -151,7 +182,9 @@ def _described(config_class: type, choices: Choices) -> str:
             for name, option in options.items()
         }
         width = max(map(len, texts))
-        lines += [f"\n--{field} NAME, and --{field}.FIELD for each of its settings:\n"]
+        lines += [
+            f"\n--{field} NAME, or module:Class of your own, and --{field}.FIELD for each of its settings:\n"
+        ]
         lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(lines)
 

@@ -50,7 +50,8 @@ class Config:
     """What the tests configure."""
 
     data: str = ""
-    """a folder"""
+    """a folder of
+    logs"""
     trainer: Trainer = field(default_factory=Trainer)
     method: Method = field(default_factory=Learning)
     rewards: dict[str, float] = field(default_factory=lambda: {"vote": 0.0, "length": 0.0})
@@ -357,6 +358,7 @@ def test_help_lists_every_flag_with_its_default_and_meaning(load, capsys):
     text = capsys.readouterr().out
     for part in ("--trainer.learning", "peak learning rate", "0.001", "--method.tau", "0.7", "{token,turn}"):
         assert part in text, part
+    assert "a folder of logs" in text, "no line ends where one of the source does"
 
 
 # --- round trips --------------------------------------------------------------------------------------------
