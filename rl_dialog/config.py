@@ -71,6 +71,7 @@ def load_config(
     values, arguments = _take_numbers(config_class, values, arguments)
     default = from_dict(config_class, values, where=path or "config")
     _refuse_unknown(arguments, set(_flags(default)))
+    _refuse_bare(arguments, config_class)
     if "--help" in arguments:
         default = _with_numbers_to_show(default)
         _say_fields_in_one_line(default)
@@ -106,6 +107,19 @@ def _refuse_unknown(arguments: Sequence[str], flags: set[str]) -> None:
         if flag.startswith("--") and flag != "--help" and _positive(flag) not in flags:
             listed = "`--help` lists every flag with its default."
             raise ConfigError(f"unknown flag {flag}.{_nearest(flag, flags)} {listed}")
+
+
+def _refuse_bare(arguments: Sequence[str], config_class: type) -> None:
+    """Raises ConfigError for a value in front of all flags, where nothing is named by its place."""
+    import tyro
+
+    (by_place,) = tyro.conf.Positional[str].__metadata__
+    hints = typing.get_type_hints(config_class, include_extras=True).values()
+    if any(by_place in getattr(hint, "__metadata__", ()) for hint in hints):
+        return
+    if arguments and not arguments[0].startswith("-"):
+        listed = "`--help` lists every flag with its default."
+        raise ConfigError(f"expected a flag before every value, got {arguments[0]!r} without one. {listed}")
 
 
 def _with_numbers_to_show(config: T) -> T:

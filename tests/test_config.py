@@ -285,6 +285,7 @@ WRONG_YAML = [
     ("a: 1\nb: 2\na: 3\n", ["c.yaml", "expected every key once, found 'a' again", "line 3"]),
 ]
 WRONG_FLAGS = [
+    (["runs/bc"], ["expected a flag before every value, got 'runs/bc'", "--help"]),
     (["--sead", "1"], ["unknown flag --sead", "Did you mean --seed?", "--help"]),
     (["--sead=1"], ["unknown flag --sead.", "Did you mean --seed?"]),
     (
@@ -341,7 +342,7 @@ def test_wrong_flags(load, arguments, parts):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--seed", "four"], ["--method.discount", "tokn"], ["stray"], ["--shares", "0.1"]]
+    "arguments", [["--seed", "four"], ["--method.discount", "tokn"], ["--shares", "0.1"]]
 )
 def test_flags_of_the_wrong_type_exit_with_status_two(load, arguments, capsys):
     with pytest.raises(SystemExit) as end:
