@@ -1,8 +1,7 @@
 """The results table: every method on every task over seeds, trained, evaluated, and written as Markdown, JSON
 and a plot.
 
-    python -m pipelines.compare --experiments tune_configs/compare_methods.yaml --output_dir runs/compare \\
-        --readme README.md
+    python -m pipelines.compare --experiments tune_configs/compare_methods.yaml --output_dir runs/compare
 
     logs -> settings (where a task searches) -> prepare -> bc for every seed
          -> candidates (where a task wants them)

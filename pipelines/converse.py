@@ -5,7 +5,7 @@
     python -m pipelines.converse --output_dir runs/lm --system runs/ilql                a checkpoint
     python -m pipelines.converse --output_dir runs/logs --placeholders --mistakes 0.2   logs to train one on
 
-User i of a seed has the same goal whoever meets it. Into `out` go
+User i of a seed has the same goal whoever meets it. Into the output folder go
 
     results.json      every figure with its 95 % interval over conversations, as `simulate` measures them
     dialogs.jsonl     the conversations, with acts and rewards: log lines that `prepare` reads

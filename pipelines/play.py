@@ -44,17 +44,17 @@ class PlayConfig(PlaySettings, Output, OnCluster, OnDevice):
     """Who plays, where, and how it is shown."""
 
     env_options: str = ""
-    """of `prefer`: arguments of the environment, `observations=position,continuous=true`; by default the
-    run's"""
+    """policies of `prefer` only: arguments of the environment, `observations=position,continuous=true`; by
+    default the run's"""
     reward_model: str = ""
-    """of `prefer`: folder of a reward model; by default the run's: the newest, of a checkpoint the one that
-    it was trained on last"""
+    """policies of `prefer` only: folder of a reward model; by default the run's: the newest, of a checkpoint
+    the one that it was trained on last"""
     film_steps: int = 3000
-    """of `prefer`: most steps of a film; episodes are played to their ends"""
+    """policies of `prefer` only: most steps of a film; episodes are played to their ends"""
     sampled: bool = False
-    """of `prefer`: draw actions as in training; otherwise the most probable ones are taken"""
+    """policies of `prefer` only: draw actions as in training; otherwise the most probable ones are taken"""
     fps: int = 0
-    """of `prefer`: frames per second of films; 0: the environment's own speed"""
+    """policies of `prefer` only: frames per second of films; 0: the environment's own speed"""
 
 
 # Settings that only one of the two kinds of worlds has.

@@ -29,6 +29,7 @@ from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import candidate_replies
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding, stream
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.preferences.exchange import write_trl
 from rl_dialog.preferences.label_log import LabelLog
@@ -59,6 +60,7 @@ class PreferRepliesConfig(ReplySource, ReplyQuestions, Decoding, Quiet):
 def main(config: PreferRepliesConfig) -> dict[str, Any]:
     """Adds, answers, exports; returns the counts. Raises UserError or OSError for what the user can fix."""
     _check(config)
+    load_quietly()
     counts: dict[str, Any] = {"output_dir": config.output_dir}
     folder = Path(config.output_dir)
     if config.source:

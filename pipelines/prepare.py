@@ -38,11 +38,11 @@ class PrepareConfig(Preparation, Output, OnCluster):
     """What to read, how to score, split and tokenise it, and where to write it."""
 
     report: bool = False
-    """Also write OUT/report: distributions, correlations, examples at both ends, human labels, and the hacks
-    that each reward falls for."""
+    """Also write report/ into the output folder: distributions, correlations, examples at both ends, human
+    labels, and the hacks that each reward falls for."""
     pairs: bool = False
-    """Also write OUT/pairs/<split>.jsonl: replies to the same messages of which one earned more, as TRL's
-    prompt, chosen and rejected."""
+    """Also write pairs/<split>.jsonl into the output folder: replies to the same messages of which one earned
+    more, as TRL's prompt, chosen and rejected."""
     num_cpus: int | None = None
     """CPUs of a Ray that this run starts; by default all."""
     num_workers: int | None = None

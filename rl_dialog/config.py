@@ -10,8 +10,10 @@ user's own.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
 import json
 import math
 import os
@@ -20,6 +22,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,8 +71,10 @@ def load_config(
     values, arguments = _take_numbers(config_class, values, arguments)
     default = from_dict(config_class, values, where=path or "config")
     _refuse_unknown(arguments, set(_flags(default)))
+    _refuse_bare(arguments, config_class)
     if "--help" in arguments:
         default = _with_numbers_to_show(default)
+        _say_fields_in_one_line(default)
     shown = {
         "prog": _program(Path(sys.argv[0]).resolve()),
         "description": _described(config_class, choices),
@@ -104,6 +109,19 @@ def _refuse_unknown(arguments: Sequence[str], flags: set[str]) -> None:
             raise ConfigError(f"unknown flag {flag}.{_nearest(flag, flags)} {listed}")
 
 
+def _refuse_bare(arguments: Sequence[str], config_class: type) -> None:
+    """Raises ConfigError for a value in front of all flags, where nothing is named by its place."""
+    import tyro
+
+    (by_place,) = tyro.conf.Positional[str].__metadata__
+    hints = typing.get_type_hints(config_class, include_extras=True).values()
+    if any(by_place in getattr(hint, "__metadata__", ()) for hint in hints):
+        return
+    if arguments and not arguments[0].startswith("-"):
+        listed = "`--help` lists every flag with its default."
+        raise ConfigError(f"expected a flag before every value, got {arguments[0]!r} without one. {listed}")
+
+
 def _with_numbers_to_show(config: T) -> T:
     """For --help: tyro would show {None} for a number that is None."""
     dictionaries = {
@@ -116,6 +134,33 @@ def _with_numbers_to_show(config: T) -> T:
         for name, entries in dictionaries.items()
     }
     return dataclasses.replace(config, **numbers)
+
+
+def _say_fields_in_one_line(config: Any) -> None:
+    """For --help: tyro would break what a field says where its source does, in the middle of a sentence; it
+    takes a text in the field's metadata as it is."""
+    texts: dict[str, str] = {}
+    for config_class in reversed(type(config).__mro__):
+        texts |= _field_texts(config_class)
+    for field in dataclasses.fields(config):
+        if field.name in texts:
+            field.metadata = types.MappingProxyType({"help": texts[field.name], **field.metadata})
+        if dataclasses.is_dataclass(value := getattr(config, field.name)):
+            _say_fields_in_one_line(value)
+
+
+def _field_texts(config_class: type) -> dict[str, str]:
+    """The string below each field of a class, as one line."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(config_class)))
+    except (OSError, TypeError):  # a class without a file
+        return {}
+    texts = {}
+    for field, text in pairwise(source.body[0].body):
+        match field, text:
+            case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                texts[name] = " ".join(words.split())
+    return texts
 
 
 def command_of(verb: str) -> str:
@@ -151,7 +196,9 @@ def _described(config_class: type, choices: Choices) -> str:
             for name, option in options.items()
         }
         width = max(map(len, texts))
-        lines += [f"\n--{field} NAME, and --{field}.FIELD for each of its settings:\n"]
+        lines += [
+            f"\n--{field} NAME, or module:Class of your own, and --{field}.FIELD for each of its settings:\n"
+        ]
         lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(lines)
 

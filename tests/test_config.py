@@ -50,7 +50,8 @@ class Config:
     """What the tests configure."""
 
     data: str = ""
-    """a folder"""
+    """a folder of
+    logs"""
     trainer: Trainer = field(default_factory=Trainer)
     method: Method = field(default_factory=Learning)
     rewards: dict[str, float] = field(default_factory=lambda: {"vote": 0.0, "length": 0.0})
@@ -284,6 +285,7 @@ WRONG_YAML = [
     ("a: 1\nb: 2\na: 3\n", ["c.yaml", "expected every key once, found 'a' again", "line 3"]),
 ]
 WRONG_FLAGS = [
+    (["runs/bc"], ["expected a flag before every value, got 'runs/bc'", "--help"]),
     (["--sead", "1"], ["unknown flag --sead", "Did you mean --seed?", "--help"]),
     (["--sead=1"], ["unknown flag --sead.", "Did you mean --seed?"]),
     (
@@ -340,7 +342,7 @@ def test_wrong_flags(load, arguments, parts):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--seed", "four"], ["--method.discount", "tokn"], ["stray"], ["--shares", "0.1"]]
+    "arguments", [["--seed", "four"], ["--method.discount", "tokn"], ["--shares", "0.1"]]
 )
 def test_flags_of_the_wrong_type_exit_with_status_two(load, arguments, capsys):
     with pytest.raises(SystemExit) as end:
@@ -357,6 +359,7 @@ def test_help_lists_every_flag_with_its_default_and_meaning(load, capsys):
     text = capsys.readouterr().out
     for part in ("--trainer.learning", "peak learning rate", "0.001", "--method.tau", "0.7", "{token,turn}"):
         assert part in text, part
+    assert "a folder of logs" in text, "no line ends where one of the source does"
 
 
 # --- round trips --------------------------------------------------------------------------------------------

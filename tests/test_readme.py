@@ -17,6 +17,7 @@ from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.config import INSTALLED, load_config
+from rl_dialog.evaluation.comparison import replace_table
 from rl_dialog.evaluation.comparison_file import read_comparison, write_search
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
 
@@ -151,6 +152,8 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
     assert first.startswith(
         f"# python -m pipelines.compare --experiments tune_configs/{path.name} --output_dir runs/"
     )
+    config = load_config(compare.CompareConfig, shlex.split(first)[4:])
+    assert not config.readme or replace_table((ROOT / config.readme).read_text(encoding="utf-8"), "")
     found = read_comparison(str(path))
     assert all(compare.plan(found, name, tmp_path, {}) for name in found.tasks)
     for name in (name for name, task in found.tasks.items() if task.search):  # is what it goes by measured?

@@ -31,7 +31,8 @@ class Preparation:
     """Files and folders with logs of any known format (plain, gzipped or zipped), and stores of served chats:
     sqlite:///chats.db, or postgresql://user:password@host/database, whose password is written nowhere."""
     reader: str | None = None
-    """Read every file with this reader instead of deciding by its content."""
+    """Read every file with this reader (rl_dialog/data/README.md) instead of deciding by its content;
+    module:function is one of your own."""
     rewards: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(REWARDS))
     """Weight of each reward in a reply's total, e.g. `--rewards.vote 1`; 0 computes and reports it without
     adding it; nan here: not computed. Without any: logged 1. `--rewards.MODULE:FUNCTION 1` is one of your own

@@ -45,7 +45,7 @@ class FQE:
     batch_size: int = 32
     """rows per update"""
     learning_rate: float = 3e-3
-    """of Adam, falling linearly to zero"""
+    """learning rate of Adam, which falls linearly to zero"""
     alpha: float = 0.1
     """Polyak rate of the target, once per update"""
     heads: Literal["lowrank", "mlp"] = "lowrank"

@@ -31,15 +31,15 @@ class AdversarialRewardConfig:
     """How the reward is learned. Raises UserError for a number out of its range."""
 
     learning_rate: float = 1e-3
-    """of RMSprop"""
+    """learning rate of RMSprop"""
     batch_size: int = 32
     """turns of either side per update; a batch of the policy's turns is gone through once"""
     clamp: float = 0.02
     """largest absolute weight"""
     hidden: int = 50
-    """width of g and h"""
+    """hidden size of its two networks, g and h"""
     gamma: float = 0.99
-    """discount of h"""
+    """discount per turn of the shaping term h"""
     log_prob_weight: float = 0.0
     """how much improbable acts earn; 1 as published"""
     centre: bool = True

@@ -76,9 +76,9 @@ class ModelConfig:
     detach_q: bool = False
     """stop the gradient of Q at the heads: nothing below them learns from it"""
     detach_v: bool = False
-    """the same for V"""
+    """stop the gradient of V at the heads"""
     detach_lm: bool = False
-    """the same for the LM: only its output layer is cloned"""
+    """stop the gradient of cloning at the output layer, which alone learns the words"""
     use_peft: bool = False
     """train LoRA adapters instead of all of the LM; the LM without them is the frozen prior"""
     lora_r: int = 16

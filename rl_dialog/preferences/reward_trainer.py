@@ -47,7 +47,7 @@ class RewardTraining:
     """How the reward is fitted. Raises UserError for a number out of its range."""
 
     learning_rate: float = 1e-3
-    """of Adam"""
+    """learning rate of Adam"""
     batch_size: int = 32
     """pairs per update"""
     noise: float = 0.1
@@ -62,9 +62,9 @@ class RewardTraining:
     """raise l2 while the validation loss is more than l2_high times the training loss, lower it while it is
     less than l2_low times"""
     l2_low: float = 1.1
-    """see adaptive_l2; both as in Christiano et al. 2017"""
+    """adaptive_l2 lowers l2 below this ratio of validation to training loss (Christiano et al. 2017: 1.1)"""
     l2_high: float = 1.5
-    """see adaptive_l2"""
+    """adaptive_l2 raises l2 above this ratio of validation to training loss (Christiano et al. 2017: 1.5)"""
     l2_step: float = 1.5
     """the factor by which adaptive_l2 changes it after a pass"""
     max_labels: int = 3000

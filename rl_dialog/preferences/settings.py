@@ -22,7 +22,7 @@ class OracleSettings:
     temperature: float = 0.0
     """how much chance there is in an answer; 0: the better clip wins"""
     noise: float = 0.0
-    """share of answers that are a coin's"""
+    """share of answers that the flip of a coin decides"""
     discount: float = 1.0
     """discount of a clip's rewards, per step"""
     ties: float = 0.0
@@ -162,7 +162,7 @@ class PreferenceRun:
     ppo: PPO = FRAMES.ppo
     """settings of ppo; by default, as `reward`, `model` and `queries`, what suits the environment"""
     a2c: A2C = A2C()
-    """the same for a2c"""
+    """settings of a2c; by default what suits the environment"""
     model_name_or_path: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
     """folder of a policy to start from"""
     reward_model: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""

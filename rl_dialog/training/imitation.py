@@ -29,15 +29,15 @@ class Imitation:
     epochs: int = 16
     """passes over the demonstrations; the one with the best held-out loss is kept"""
     learning_rate: float = 1e-3
-    """of RMSprop"""
+    """learning rate of RMSprop"""
     weight_decay: float = 1e-5
-    """of RMSprop"""
+    """weight decay of RMSprop"""
     pos_weight: float = 5.0
     """how much more an act that was said counts than one that was not"""
     batch_size: int = 32
-    """turns"""
+    """turns per update"""
     held_out: float = 0.1
-    """share of the dialogs that choose the epoch"""
+    """share of the dialogs that are held out, to choose the epoch by"""
 
     def __post_init__(self) -> None:
         if (

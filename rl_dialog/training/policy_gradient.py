@@ -39,15 +39,15 @@ class PPO:
     gamma: float = 0.99
     """discount per turn"""
     gae_lambda: float = 0.95
-    """of generalised advantage estimation"""
+    """lambda of generalised advantage estimation"""
     clip: float = 0.2
     """how far the probability ratio may go from 1"""
     entropy_coeff: float = 0.0
     """bonus for undecided policies"""
     learning_rate: float = 1e-3
-    """of the policy's Adam"""
+    """learning rate of the policy"""
     value_learning_rate: float = 3e-3
-    """of the value network's Adam"""
+    """learning rate of the value network"""
     value_coeff: float = 1.0
     """weight of the value's loss; it makes a difference where both networks share layers"""
     baseline: bool = True
@@ -55,7 +55,7 @@ class PPO:
     standardise: bool = True
     """advantages with mean 0 and deviation 1 over a batch"""
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    """rmsprop: TensorFlow's, as A2C was published with"""
+    """adam, or rmsprop as TensorFlow has it, with which A2C was published"""
     max_grad_norm: float = 10.0
     """clipping of each network's gradient"""
     lr_zero_steps: int = 0
@@ -104,7 +104,7 @@ class A2C(PPO):
     environment."""
 
     batch_size: int = 80
-    """n times the number of environments: 5 * 16"""
+    """steps per round: 5 of each of 16 environments"""
     minibatch_size: int = 0
     passes: int = 1
     gae_lambda: float = 1.0
@@ -112,7 +112,7 @@ class A2C(PPO):
     learning_rate: float = 7e-4
     value_learning_rate: float = 7e-4
     value_coeff: float = 0.25
-    """0.5 of half the squared error, as published"""
+    """weight of the value's loss: 0.5 of half the squared error, as published"""
     standardise: bool = False
     optimizer: Literal["adam", "rmsprop"] = "rmsprop"
     max_grad_norm: float = 0.5

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
 from pipelines import prefer_replies
 from pipelines.fit_reward import FitRewardConfig
@@ -172,7 +173,8 @@ def test_candidates_and_the_order_of_a_reward_model(tmp_path):
     log.close()
 
 
-def test_two_checkpoints_answer_the_same_contexts(checkpoints, tmp_path):
+def test_two_checkpoints_answer_the_same_contexts(checkpoints, tmp_path, capfd):
+    transformers_logging.enable_progress_bar()
     data([talk(n, "logged") for n in range(5)], tmp_path / "data")
     settings = {
         "source": "checkpoints",
@@ -181,7 +183,7 @@ def test_two_checkpoints_answer_the_same_contexts(checkpoints, tmp_path):
     }
     settings |= {"max_new_tokens": 6, "max_prompt_length": 60}
     found = run(tmp_path, **settings, contexts=4)
-    assert found["added"] == 4
+    assert found["added"] == 4 and "Loading" not in capfd.readouterr().err
     log, segments = open_labels(tmp_path / "run")
     while query := log.lease("ann"):
         one, other = segments[query.left], segments[query.right]
