@@ -14,19 +14,31 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envs.small_talk_policies import POLICIES, MixedPolicy, OptimalPolicy, optimal_return
+from envs.small_talk_policies import (
+    POLICIES,
+    MixedPolicy,
+    OptimalPolicy,
+    belief_of,
+    consequences,
+    optimal_return,
+)
 from envs.small_talk_rules import TURNS
+from envs.small_talk_texts import read_reply, read_user
 from envs.small_talk_world import SmallTalk, SmallTalkVector, conversation_seed, play, returns
+
+if TYPE_CHECKING:
+    from rl_dialog.data.schema import Dialog
 
 __all__ = [
     "POLICIES",
     "TURNS",
     "SmallTalk",
     "SmallTalkVector",
+    "expected_reward",
     "mean_interval",
     "optimal_return",
     "returns",
@@ -37,6 +49,22 @@ __all__ = [
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """Mean and half width of its 95 % interval (normal approximation)."""
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def expected_reward(dialog: Dialog) -> list[float]:
+    """A Reward: what this world pays for each reply on average, given all that the text before it gives away.
+
+    It asks neither a seed nor what the user answered, so it judges any reply to a conversation of this world:
+    `--rewards.envs.small_talk:expected_reward 1`. Raises UserError for words of another world's user.
+    """
+    rewards = []
+    for i in dialog.replies:
+        before = [{"role": message["role"], "content": message["content"]} for message in dialog.messages[:i]]
+        earlier = [message["content"] for message in before if message["role"] == "assistant"]
+        topic = read_user(before[-1]["content"]).topic
+        act = read_reply(dialog.messages[i]["content"], topic, earlier)
+        rewards.append(consequences(belief_of(before), act)[0])
+    return rewards
 
 
 def write_logs(path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class OnlineRun(OnlineSettings):
     whole conversations instead of the world's own reward, which is watched beside it;
     `--rewards.MODULE:FUNCTION 1` is one of your own (rl_dialog/rewards/README.md)"""
     scorers: tuple[str, ...] = ()
-    """models behind rewards: reward_model=DIR (that `fit_reward` wrote), sentiment=PATH, toxicity=PATH,
-    encoder=PATH"""
+    """models behind rewards: reward_model=DIR (that `fit_reward` wrote; several are an ensemble, whose mean
+    counts), sentiment=PATH, toxicity=PATH, encoder=PATH"""
     data: str = ""
     """a directory that `prepare` wrote, whose training split `supervised_weight` holds the policy to; its
     tokens must be those of the checkpoint"""

@@ -10,7 +10,7 @@ from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Reward, choose_rewards
 from rl_dialog.rewards.normalise import Normaliser, read_kinds
-from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed
+from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed, paths_of
 
 
 def read_weights(
@@ -73,7 +73,7 @@ def load_rewards(
 
 def scorer_names(weights: Mapping[str, float], *, compat: str, scorers: Sequence[str]) -> dict[str, str]:
     """Reward -> the model that scored it, for those that need one."""
-    paths = dict(entry.partition("=")[::2] for entry in scorers)
+    paths = {name: ", ".join(named) for name, named in paths_of(scorers).items()}
     functions = {name: function for name, (function, _) in COMPAT[compat].items()} if compat else REWARDS
     needs = {name: needed(functions[name]) for name in weights if name in functions}
     return {

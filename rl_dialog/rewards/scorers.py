@@ -81,16 +81,22 @@ class Scorer:
 def make_scorers(
     entries: Sequence[str] = (), *, label_weights: Mapping[str, float] | None = None
 ) -> dict[str, Scorer]:
-    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`. Raises UserError
-    for what cannot be one."""
-    paths = dict(entry.partition("=")[::2] for entry in entries)
-    for name, path in paths.items():
-        if name not in BUILT_IN or not path:
+    """{keyword: scorer}: the built-in ones, and models for entries such as `sentiment=PATH`; several entries
+    of `reward_model` are an ensemble. Raises UserError for what cannot be one."""
+    paths = paths_of(entries)
+    for name, named in paths.items():
+        if name not in BUILT_IN or not all(named):
             raise UserError(
-                f"--scorers {name}={path}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a "
-                "model's folder or hub name"
+                f"--scorers {name}={named[-1]}: expected NAME=PATH with a NAME of {', '.join(BUILT_IN)} and a"
+                " model's folder or hub name"
             )
-    if label_weights and not any(name in LABELS and not judges_texts(path) for name, path in paths.items()):
+        if len(named) > 1 and name != "reward_model":
+            raise UserError(
+                f"--scorers {name}={named[1]}: expected one model, got {name}={named[0]} too; only those of "
+                "reward_model become an ensemble"
+            )
+    first = {name: named[0] for name, named in paths.items()}
+    if label_weights and not any(name in LABELS and not judges_texts(path) for name, path in first.items()):
         raise UserError(
             "--label_weights: expected a classifier whose labels they weigh, --scorers sentiment=PATH or "
             "toxicity=PATH"
@@ -99,6 +105,15 @@ def make_scorers(
         name: _model(name, paths[name], label_weights or {}) if name in paths else scorer
         for name, scorer in BUILT_IN.items()
     }
+
+
+def paths_of(entries: Sequence[str]) -> dict[str, list[str]]:
+    """Keyword -> the models of its entries, of NAME=PATH."""
+    paths: dict[str, list[str]] = {}
+    for entry in entries:
+        name, _, path = entry.partition("=")
+        paths.setdefault(name, []).append(path)
+    return paths
 
 
 def needed(function: Callable) -> list[str]:
@@ -265,9 +280,10 @@ BUILT_IN["reward_model"] = BUILT_IN["upvotes"] = NO_MODEL
 # Models.
 
 
-def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
+def _model(name: str, paths: Sequence[str], label_weights: Mapping[str, float]) -> Scorer:
     if name == "reward_model":
-        return _reward_model(path)
+        return _reward_model(paths)
+    [path] = paths
     if name != "encoder" and judges_texts(path):
         probabilities = text_probabilities(path)
         if name == "toxicity_level":
@@ -289,16 +305,18 @@ def _model(name: str, path: str, label_weights: Mapping[str, float]) -> Scorer:
     return Scorer(path, lambda texts: (classifier(texts) @ weights).tolist(), 0.0)
 
 
-def _reward_model(path: str) -> Scorer:
-    """The score of a conversation's last message."""
-    reward = load_reward_model(path)
+def _reward_model(paths: Sequence[str]) -> Scorer:
+    """The score of a conversation's last message, of an ensemble the mean over its members: differences are
+    their mean log-odds, so that none of them has to know where the others' zero is."""
+    members = [load_reward_model(path) for path in paths]
 
     def score(conversations: list[tuple[tuple[str, str], ...]]) -> list[float]:
-        return reward.score(
+        messages = [
             [{"role": role, "content": content} for role, content in turns] for turns in conversations
-        )
+        ]
+        return np.mean([member.score(messages) for member in members], axis=0).tolist()
 
-    return Scorer(path, score, 0.0)
+    return Scorer(", ".join(paths), score, 0.0)
 
 
 def _token_vectors(path: str, encoder: Any) -> Scorer:

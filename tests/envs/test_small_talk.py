@@ -16,7 +16,15 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from envs import ENVS
-from envs.small_talk import TURNS, SmallTalk, SmallTalkVector, main, mean_interval, write_logs
+from envs.small_talk import (
+    TURNS,
+    SmallTalk,
+    SmallTalkVector,
+    expected_reward,
+    main,
+    mean_interval,
+    write_logs,
+)
 from envs.small_talk_policies import (
     HACKS,
     POLICIES,
@@ -314,6 +322,29 @@ def test_openings_have_the_announced_frequencies() -> None:
         signals[seen.tone, seen.eager] += 1 / 4000
     assert [moods[m] for m in range(5)] == pytest.approx(MOODS, abs=0.03)
     assert signals == pytest.approx({signal: p for signal, (p, _) in openings().items()}, abs=0.03)
+
+
+def test_the_expected_reward_is_what_replies_earn_on_average() -> None:
+    """Given the text before a reply, what it really earned less what was expected is noise: its mean is 0,
+    and so is its covariance with what was expected."""
+    expected, earned = [], []
+    for i in range(400):
+        world, rewards, _ = play(MixedPolicy, seed=21, index=i)
+        expected += expected_reward(Dialog(str(i), world.messages))
+        earned += rewards
+    noise = np.array(earned) - expected
+    assert np.std(expected) > 0.2 and np.std(noise) > 0.05
+    for products in (noise, noise * (expected - np.mean(expected))):
+        assert abs(products.mean()) < 3 * products.std() / np.sqrt(len(products))
+
+
+def test_the_expected_reward_of_a_reply_does_not_ask_what_came_of_it() -> None:
+    world, *_ = play(MixedPolicy, seed=3, index=5)
+    whole = expected_reward(Dialog("whole", world.messages))
+    marked = [{**message, "weight": 0} for message in world.messages[:2]]
+    assert expected_reward(Dialog("cut", [*marked, *world.messages[2:4]])) == whole[1:2]
+    with pytest.raises(UserError, match="user turn that names one of"):
+        expected_reward(Dialog("other", [{"role": "user", "content": "?"}, world.messages[1]]))
 
 
 def test_beliefs_hold_the_truth_and_reject_foreign_users() -> None:

@@ -86,6 +86,25 @@ def test_it_wants_the_model_and_names_it(model):
         make_scorers([f"reward_model={model}"], label_weights={"good": 1.0})
 
 
+def test_several_models_are_an_ensemble_whose_mean_counts(model, tmp_path):
+    torch.manual_seed(1)
+    other = str(tmp_path / "other")
+    TextReward.new(["welcome hello fine"], hidden_size=32, vocab_size=300, max_length=64).save_pretrained(
+        other
+    )
+    entries = [f"reward_model={model}", f"reward_model={other}"]
+    first, second, both = (
+        learned(talk(1), reward_model=make_scorers(some)["reward_model"])[1:]
+        for some in (entries[:1], entries[1:], entries)
+    )
+    assert first != pytest.approx(second, abs=1e-3)
+    assert both == pytest.approx([(a + b) / 2 for a, b in zip(first, second, strict=True)], abs=1e-5)
+    named = scorer_names({"learned": 1.0}, compat="", scorers=entries)
+    assert named == {"learned": f"{model}, {other}"}
+    with pytest.raises(UserError, match="--scorers encoder=b: expected one model, got encoder=a too"):
+        make_scorers(["encoder=a", "encoder=b"])
+
+
 def test_of_a_long_conversation_the_model_is_shown_the_latest_messages():
     shown = []
     model = Scorer(
