@@ -30,11 +30,11 @@ from rl_dialog.errors import UserError
 PAGE = """# The catalogue
 
 Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym
-{gym}). One id of each game, {episodes} episodes of a random mover against random movers, and the checks of
-`conformance.py`. Replies and returns are means per episode of the policy's role; replies per second are of
-one core, and include the others' moves and the search for moves that the game takes. Where the random mover
-finds no first move its return says nothing, and such an opponent loses by itself: name another. In
-reasoning-gym the player knows every other answer.
+{gym}). One id of each game, {episodes} episodes of a random mover and of each scripted player against random
+movers, and the checks of `conformance.py`. Replies and returns are means per episode of the policy's role;
+replies per second are of one core, and include the others' moves and the search for moves that the game
+takes. Where the random mover finds no first move its return says nothing, and such an opponent loses by
+itself: name another. In reasoning-gym the player knows every other answer.
 
 {counts}
 
