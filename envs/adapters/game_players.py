@@ -14,7 +14,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from operator import xor
 
 from envs.text_world import Message
@@ -159,17 +159,20 @@ def frozen_lake(told: str, chance: random.Random) -> str:
 
 def sudoku(told: str, chance: random.Random) -> str:
     """The next digit of the solution."""
-    rows = _all(r"^R\d +(.*)$", told, "a grid")[-9:]
-    grid = [int(cell.replace(".", "0")) for (row,) in rows for cell in re.findall(r"[\d.]", row)]
-    solved = _solved(grid)
-    empty = [i for i, digit in enumerate(grid) if not digit]
+    rows = [row for (row,) in _all(r"^R\d +(.*)$", told, "a grid")]
+    first, grid = (
+        tuple(int(cell.replace(".", "0")) for row in part for cell in re.findall(r"[\d.]", row))
+        for part in (rows[:9], rows[-9:])
+    )
+    solved, empty = _solved(first), [i for i, digit in enumerate(grid) if not digit]
     if solved is None or not empty:
-        raise UserError(f"scripted player: expected a sudoku that can be solved, got {rows}")
+        raise UserError(f"scripted player: expected a sudoku that can be solved, got {rows[-9:]}")
     place = chance.choice(empty)
     return f"[{place // 9 + 1} {place % 9 + 1} {solved[place]}]"
 
 
-def _solved(grid: list[int]) -> list[int] | None:
+@lru_cache(maxsize=1024)
+def _solved(grid: tuple[int, ...]) -> tuple[int, ...] | None:
     """All digits of a sudoku, by trying where the fewest fit; None where none do."""
     free = {}
     for i in (i for i, digit in enumerate(grid) if not digit):
@@ -180,7 +183,7 @@ def _solved(grid: list[int]) -> list[int] | None:
         return grid
     place = min(free, key=lambda i: len(free[i]))
     for digit in sorted(free[place]):
-        if found := _solved([*grid[:place], digit, *grid[place + 1 :]]):
+        if found := _solved((*grid[:place], digit, *grid[place + 1 :])):
             return found
     return None
 

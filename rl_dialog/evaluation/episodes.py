@@ -280,8 +280,8 @@ class Table:
             got = f"{type(error).__name__}: {error} (at {where})"
             raise UserError(
                 f"{self.name}: expected {what} to return, got {got} in episode {self.index}, whose seed is "
-                f"{self.seed}. RL_DIALOG_DEBUG=1 shows the whole way; an episode that breaks for a reason says "
-                "so in info['failed']"
+                f"{self.seed}. RL_DIALOG_DEBUG=1 shows the whole way; an episode that breaks for a reason "
+                "says so in info['failed']"
             ) from error
 
     def drawing(self) -> str:

@@ -1,8 +1,8 @@
 """Scripted players: a world's own by name, or anybody's, alone or each with a share of the episodes.
 
-A player is made of a seed and maps messages to a reply. One that has `in_world(world)` may ask the world (as
-the random mover of games asks which moves are legal): what that returns is asked. Who plays episode i, and with which luck, depends on
-the seed and i alone.
+A player is made of a seed and maps messages to a reply. One that has `in_world(world)` may ask the world, as
+the random mover of games asks which moves are legal: what that returns is asked for replies. Who plays
+episode i, and with which luck, depends on the seed and i alone.
 """
 
 from __future__ import annotations

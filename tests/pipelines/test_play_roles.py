@@ -153,7 +153,7 @@ def test_an_episode_is_the_same_whoever_else_is_asked(tmp_path):
         (("buyer=firm", "buyer=soft"), {}, "ROLE=WHO, each role once"),
         (("buyer=person", "seller=person"), {"quiet": False}, "one person at the keyboard"),
         (("buyer=person", "seller=soft"), {}, "no --quiet"),
-        (("byer=firm", "others=soft"), {}, "--roles byer: expected roles that speak .*buyer, seller"),
+        (("byer=firm", "others=firm"), {}, "--roles byer: expected roles that speak .*buyer, seller"),
         (("buyer=firm", "seller=soft"), {"player": ("firm",)}, "got --player and --roles"),
         (("buyer=firm", "seller=soft"), {"beta": (1.0,)}, "--beta: expected a --checkpoint"),
         (("assistant=random",), {"env": "wordle"}, "expected a world of several roles for --roles"),
