@@ -19,7 +19,7 @@ from typing import Any
 
 from envs.text_world import Message
 
-TRIALS, DRAWS = 150, 1500
+TRIALS, DRAWS = 400, 4000
 LATEST = 8  # messages that are read for moves
 # What stands in brackets, one pair within them, and an amount or a code that may follow: [Propose] $X.XX
 SNIPPET = re.compile(r"\[((?:[^\[\]\n]|\[[^\[\]\n]{0,20}\]){1,60})\](?: (\$[\w.]+|[A-Z]{4,}\b))?")

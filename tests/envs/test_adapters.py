@@ -328,8 +328,8 @@ def test_unknown_tasks_and_options_are_named(gym, name, said):
 
 
 def test_the_catalogue_says_where_the_random_mover_is_at_a_loss(textarena):
-    """Its prompt shows no move: returns there, and those against such opponents, say nothing."""
-    rows = [measure(f"textarena:{name}", episodes=1) for name in ("LightsOut-v0", "Nim-v0")]
+    """The game breaks at any word: returns there, and those against such opponents, say nothing."""
+    rows = [measure(f"textarena:{name}", episodes=1) for name in ("CharacterConclave-v0", "Nim-v0")]
     assert [row.at_a_loss for row in rows] == [True, False]
     assert table(rows, set()).count("the random mover finds no first move") == 1
 

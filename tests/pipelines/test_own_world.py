@@ -137,9 +137,9 @@ class Waits(Fine):
 
 class Surrogate(Fine):
     def step(self, reply):
-        messages, *rest = super().step(reply)
-        messages[-1] = {"role": "user", "content": "\ud800"}
-        return messages, *rest
+        _, *rest = super().step(reply)
+        self.messages[-1] = {"role": "user", "content": "\ud800"}
+        return list(self.messages), *rest
 
 
 def long(seed):
@@ -163,7 +163,7 @@ def playing(world: type, player=odd, **more) -> dict:
 def test_long_and_odd_replies_are_played_and_logged(player, tmp_path):
     found = playing(Fine, player, logs=str(tmp_path / "logs.jsonl"), output_dir=str(tmp_path / "out"))
     assert (found["return"], found["terminated"]) == (3000, 2)
-    line = json.loads((tmp_path / "logs.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    line = json.loads((tmp_path / "logs.jsonl").read_text(encoding="utf-8").split("\n")[0])
     assert line["messages"][1]["content"] == player(0)([])
     assert sum(Path(film).stat().st_size for film in found["films"]) < 2**20
 
