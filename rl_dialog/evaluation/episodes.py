@@ -258,7 +258,8 @@ class Table:
     def answer_to(self, reply: str) -> tuple[list[Message], Any, bool, bool, dict[str, Any]]:
         """What the world's `step` returns. Raises UserError where that is not what a step returns."""
         stepped = self.ask("step", reply)
-        if not (isinstance(stepped, tuple) and len(stepped) == 5):
+        five = isinstance(stepped, tuple) and len(stepped) == 5
+        if not (five and isinstance(stepped[0], list) and isinstance(stepped[4], Mapping)):
             expected = "step to return (messages, reward, terminated, truncated, info)"
             raise UserError(f"{self.name}: expected {expected}, got {str(stepped)[:200]}")
         rewards = stepped[1].values() if isinstance(stepped[1], Mapping) else [stepped[1]]
@@ -292,6 +293,7 @@ class Table:
         """Says the reply."""
         before = self.messages
         self.messages, reward, self.terminated, truncated, info = self.answer_to(reply.text)
+        self._expect_one_role(reward, info)
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
         if not grown or self.messages[len(before)]["role"] != "assistant":
             got = str(self.messages[-2:])[:200]
@@ -299,7 +301,6 @@ class Table:
                 f"{self.name}: expected step to return the conversation so far with the reply added, got "
                 f"{got}"
             )
-        self._expect_one_role(reward, info)
         self.failed = info.get("failed")
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
