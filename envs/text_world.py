@@ -21,7 +21,7 @@ reply, as the assistant's, and what the world says to it. The world may have wor
     unscored     a reward was None
 
 The last two have no return: they are counted apart and stand in no mean. An exception out of `reset` or
-`step` is a defect of the world and ends the command.
+`step` is a defect of the world and ends the command, with the line where it came from.
 
 **Randomness** comes from a generator that `reset` makes of its seed, never from that of the process: then
 episodes are the same side by side, in any order and on any number of workers. Without a seed any episode will
