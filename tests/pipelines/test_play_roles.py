@@ -167,6 +167,7 @@ def test_what_cannot_be(roles, more, message):
 
 @pytest.mark.slow
 def test_workers_play_the_same_roles(checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of workers, which start elsewhere
     monkeypatch.chdir(checkpoints)
     with connect(num_cpus=2):
         for workers in (0, 2):
