@@ -15,6 +15,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -44,15 +45,22 @@ class Finding:
     note: str = ""
 
 
-def check_world(make_world: MakeWorld, *, but: tuple[str, ...] = ()) -> list[Finding]:
+def check_world(
+    make_world: MakeWorld,
+    *,
+    but: tuple[str, ...] = (),
+    limit: Callable[[], AbstractContextManager] = nullcontext,
+) -> list[Finding]:
     """Plays in worlds of a class, in every way that the verbs do, and returns what was found: one Finding per
     check, in the order of `CHECKS`, less those in `but`. What a world brings by choice is checked where it
-    does. A fault in one of the first two hides what comes after them, which is left out."""
+    does. A fault in one of the first two hides what comes after them, which is left out. `limit` is around
+    each check: it may give up one that does not end, by a UserError."""
     findings = []
     for name, check in CHECKS.items():
         if name not in but:
             try:
-                findings.append(Finding(name, note=check(make_world) or ""))
+                with limit():
+                    findings.append(Finding(name, note=check(make_world) or ""))
             except UserError as fault:
                 findings.append(Finding(name, str(fault)))
             except Exception as error:

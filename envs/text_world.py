@@ -21,7 +21,7 @@ reply, as the assistant's, and what the world says to it. The world may have wor
     unscored     a reward was None
 
 The last two have no return: they are counted apart and stand in no mean. An exception out of `reset` or
-`step` is a defect of the world and ends the command.
+`step` is a defect of the world and ends the command, with the line where it came from.
 
 **Randomness** comes from a generator that `reset` makes of its seed, never from that of the process: then
 episodes are the same side by side, in any order and on any number of workers. Without a seed any episode will
@@ -52,11 +52,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rl_dialog.data.schema import Dialog, end_of
-from rl_dialog.errors import UserError
+from rl_dialog.data.schema import Dialog, View, end_of
 
 Message = dict[str, Any]
 Player = Callable[[list[Message]], str]  # what the player sees, its own replies as the assistant's -> a reply
@@ -113,56 +112,6 @@ class Played:
         }
 
 
-@dataclass
-class Record:
-    """What one role saw, said and earned."""
-
-    messages: list[Message] = field(default_factory=list)
-    rewards: dict[int, float | None] = field(default_factory=dict)  # index of a reply -> what it earned
-    early: float | None = 0.0  # earned before the role said anything
-
-    def see(self, messages: list[Message], world: Any) -> None:
-        """Takes a newer view. Raises UserError for one that rewrites what was seen or said."""
-        before = len(self.messages)
-        if messages[:before] != self.messages:
-            raise UserError(
-                f"{type(world).__name__}: expected messages that begin with those before, got "
-                f"{str(messages[max(0, before - 2) :])[:200]}"
-            )
-        self.messages = list(messages)
-
-    def say(self, messages: list[Message], world: Any) -> None:
-        """Takes the view that its reply led to."""
-        before = len(self.messages)
-        added = messages[before:]
-        if messages[:before] != self.messages or not added or added[0]["role"] != "assistant":
-            raise UserError(
-                f"{type(world).__name__}: expected step to return the conversation so far with the reply "
-                f"added, got {str(messages[-2:])[:200]}"
-            )
-        self.messages = list(messages)
-        self.rewards[before], self.early = self.early, 0.0
-
-    def earn(self, reward: float | None) -> None:
-        """Adds to what the last reply earned; once it is unknown it stays so."""
-        last = max(self.rewards, default=None)
-        before = self.early if last is None else self.rewards[last]
-        total = None if reward is None or before is None else before + float(reward)
-        if last is None:
-            self.early = total
-        else:
-            self.rewards[last] = total
-
-    def dialog(self, **about: Any) -> Dialog:
-        """The Dialog; assistant messages that are the world's own words have weight 0."""
-        messages = []
-        for i, message in enumerate(self.messages):
-            own = message["role"] == "assistant" and i not in self.rewards
-            earned = {"weight": 0} if own else {"reward": self.rewards[i]} if i in self.rewards else {}
-            messages.append({**message, **earned})
-        return Dialog(messages=messages, **about)
-
-
 def play(
     world: Any, players: Player | Mapping[str, Player], *, seed: int, max_turns: int | None = None
 ) -> Played:
@@ -171,34 +120,30 @@ def play(
     Raises UserError for a world whose steps do not add to the conversation.
     """
     messages, info = world.reset(seed=seed)
+    name = type(world).__name__
     role, infos, terminated, over = info.get("role", ALONE), [], False, "failed" in info
     told = dict(info.get("meta", {}))
-    records: dict[str, Record] = {role: Record(list(messages))}
+    views: dict[str, View] = {role: View(list(messages))}
     while not over:
         reply = (players[role] if isinstance(players, Mapping) else players)(messages)
         messages, reward, terminated, truncated, info = world.step(reply)
         infos.append(info)
         told |= info.get("meta", {})
-        speaker, role = records[role], info.get("role", role)
-        if records.get(role) is speaker:
-            speaker.say(messages, world)
-        else:
-            said = {"role": "assistant", "content": reply}
-            speaker.say([*speaker.messages, said], world)
-            records.setdefault(role, Record()).see(messages, world)
-        earned = reward if isinstance(reward, Mapping) else {}
-        for name, value in earned.items():
-            records.setdefault(name, Record()).earn(None if "failed" in info else value)
-        if not isinstance(reward, Mapping):
-            speaker.earn(None if "failed" in info else reward)
+        spoke, role = role, info.get("role", role)
+        said = {"role": "assistant", "content": reply}
+        views[spoke].say(messages if role == spoke else [*views[spoke].messages, said], name)
+        if role != spoke:
+            views.setdefault(role, View()).see(messages, name)
+        for each, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
+            views.setdefault(each, View()).earn(None if "failed" in info else value)
         over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))
     how = {"terminated": terminated, "failed": info.get("failed"), "seed": seed, "told": told}
-    return _played(world, records, infos, **how)
+    return _played(name, views, infos, **how)
 
 
 def _played(
-    world: Any,
-    records: Mapping[str, Record],
+    name: str,
+    views: Mapping[str, View],
     infos: list[dict[str, Any]],
     *,
     terminated: bool,
@@ -206,14 +151,13 @@ def _played(
     seed: int,
     told: Mapping[str, Any],
 ) -> Played:
-    rewards = [reward for record in records.values() for reward in (*record.rewards.values(), record.early)]
+    rewards = [reward for view in views.values() for reward in (*view.rewards.values(), view.early)]
     end = end_of(rewards, terminated=terminated, failed=failed is not None)
-    name = type(world).__name__
     meta = {**told, "seed": seed, "end": end} | ({} if failed is None else {"failed": failed})
     dialogs = {}
-    for role, record in records.items():
-        if record.rewards or (failed is not None and record.messages):
+    for role, view in views.items():
+        if view.rewards or (failed is not None and view.messages):
             number = f"{name}-{seed}" + ("" if role == ALONE else f"-{role}")
             own = meta | ({} if role == ALONE else {"role": role})
-            dialogs[role] = record.dialog(id=number, source=name, truncated=not terminated, meta=own)
+            dialogs[role] = Dialog(number, view.marked(), source=name, truncated=not terminated, meta=own)
     return Played(dialogs, end, infos)

@@ -5,6 +5,8 @@
         logs to train on, each player with its share of the episodes
     python -m pipelines.play --env wordle --player person                       you, in this terminal
     python -m pipelines.play --env toy_maze --player optimal --watch 1          an episode as it goes on
+    python -m pipelines.play --env textarena:Nim-v0?opponent=self --roles player_0=runs/ilql player_1=perfect
+        each role of a world of several by its own player: checkpoints, scripted players, you
     python -m pipelines.play --env wordle --checkpoint runs/ilql --beta 0 2 4 8 --output_dir runs/played
     python -m pipelines.play --checkpoint runs/dot                              what `prefer` trained
 
@@ -14,7 +16,8 @@ size and number of workers. Into the output folder go
 
     dialogs.jsonl        every episode as a Dialog with its rewards, which `prepare` reads (or in --logs)
     play.json            mean return, standard error and ends by player
-    PLAYER/episode-<i>.svg    the first `films` episodes, drawn by the world
+    PLAYER/episode-<i>.svg (or .gif)    the first `films` episodes: what the world draws, what was said and
+                         earned
 
 What `prefer` trained plays in its own world: films, and the predicted reward beside the true one
 (rl_dialog/preferences/README.md).
@@ -22,17 +25,18 @@ What `prefer` trained plays in its own world: films, and the predicted reward be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from envs import CONTROL, ENVS, PREFIXES, text_env
+from envs.adapters.endpoint_player import WithEndpoints
 from pipelines.play_control import watch_control
-from rl_dialog.cluster.playing import PlaySettings, check_players, play_rounds, rounds_of
+from rl_dialog.cluster.playing import PlaySettings, check_players, play_rounds, rounds_of, with_person
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
-from rl_dialog.evaluation.players import PERSON
 from rl_dialog.evaluation.tally import table
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.own import own
@@ -58,7 +62,7 @@ class PlayConfig(PlaySettings, Output, OnCluster, OnDevice):
 
 
 # Settings that only one of the two kinds of worlds has.
-IN_WORDS = ("player", "beta", "logs", "watch", "num_workers", "address", "batch_size", "device")
+IN_WORDS = ("player", "roles", "beta", "logs", "watch", "num_workers", "address", "batch_size", "device")
 OF_PREFER = ("env_options", "reward_model", "film_steps", "sampled", "fps")
 
 
@@ -74,13 +78,16 @@ def main(config: PlayConfig) -> dict[str, Any]:
     if not in_words:
         return watch_control(config)
     load_quietly()
-    return _play_text(config, text_env(config.env))
+    endpoints = re.findall(r"https?://[^\s=]+", " ".join((*config.player, *config.roles)))
+    make_env = text_env(config.env)
+    return _play_text(config, WithEndpoints(make_env, tuple(endpoints)) if endpoints else make_env)
 
 
 def talks(config: PlayConfig) -> bool:
     """Whether it is a world in words that is played, and not one of `prefer`."""
-    if config.player or not config.env:
-        return bool(config.player)
+    scripted = bool(config.player or config.roles)
+    if scripted or not config.env:
+        return scripted
     if config.env.partition(":")[0] in PREFIXES:
         return True
     if ":" in config.env:
@@ -102,7 +109,7 @@ def _play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any
     out = claim_output(config, "play") if config.output_dir else None
     logs = logs or (out / "dialogs.jsonl" if out else None)
     total = len(rounds) * config.episodes
-    quiet = config.quiet or bool(config.watch) or PERSON in config.player
+    quiet = config.quiet or bool(config.watch) or with_person(config)
     where = {"out": out, "logs": logs, "device": config.device, "address": config.address or None}
     with progress("play", total, "episodes", quiet=quiet) as step:
         book = play_rounds(config, make_env, rounds, **where, step=step)

@@ -22,7 +22,17 @@ from collections import Counter
 from pathlib import Path
 
 from envs.adapters import PREFIXES, adapter
-from envs.adapters.catalogue import EPISODES, TWICE, Row, as_json, differing, measured, summary, table
+from envs.adapters.catalogue import (
+    EPISODES,
+    SECONDS,
+    TWICE,
+    Row,
+    as_json,
+    differing,
+    measured,
+    summary,
+    table,
+)
 from envs.adapters.cost import cost
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
@@ -30,11 +40,11 @@ from rl_dialog.errors import UserError
 PAGE = """# The catalogue
 
 Written by `python -m envs.adapters --page envs/adapters/CATALOGUE.md` (TextArena {textarena}, reasoning-gym
-{gym}). One id of each game, {episodes} episodes of a random mover against random movers, and the checks of
-`conformance.py`. Replies and returns are means per episode of the policy's role; replies per second are of
-one core, and include the others' moves and the search for moves that the game takes. Where the random mover
-finds no first move its return says nothing, and such an opponent loses by itself: name another. In
-reasoning-gym the player knows every other answer.
+{gym}). One id of each game, {episodes} episodes of a random mover and of each scripted player against random
+movers, and the checks of `conformance.py`. Replies and returns are means per episode of the policy's role;
+replies per second are of one core, and include the others' moves and the search for moves that the game
+takes. Where the random mover finds no first move its return says nothing, and such an opponent loses by
+itself: name another. In reasoning-gym the player knows every other answer.
 
 {counts}
 
@@ -77,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the names only")
     parser.add_argument("--ids", action="store_true", help="every id of TextArena, not one per game")
     parser.add_argument("--episodes", type=int, default=EPISODES, help="behind each mean")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for a world that is then given up")
     parser.add_argument("--page", type=Path, help="write the table to this file")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--logs", type=Path, help="write a random mover's episodes to this file")
@@ -93,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if strange := [name for name in options.names if name.partition(":")[0] not in PREFIXES]:
         parser.error(f"expected names such as textarena:Nim-v0, got {', '.join(strange)}")
-    for name, least in (("dialogs", 1), ("seed", 0)):
+    for name, least in (("dialogs", 1), ("seed", 0), ("seconds", 1)):
         if (got := getattr(options, name)) < least:
             parser.error(f"--{name}: expected at least {least}, got {got}")
     if options.logs:
@@ -114,11 +125,11 @@ def main(arguments: list[str] | None = None) -> None:
     if options.episodes <= TWICE:
         parser.error(f"--episodes: expected more than {TWICE}, got {options.episodes}")
     rows = []
-    for row in measured(names, options.episodes):
+    for row in measured(names, options.episodes, options.seconds):
         rows.append(row)
         state = row.why_not or "; ".join(row.faults) or "ok"
         print(f"{row.name:<44} {state[:120]}", file=sys.stderr, flush=True)
-    _report(rows, options.episodes, options.page, options.json)
+    _report(rows, options)
 
 
 def _write_logs(name: str, path: Path, dialogs: int, seed: int) -> None:
@@ -131,12 +142,12 @@ def _write_logs(name: str, path: Path, dialogs: int, seed: int) -> None:
     print(json.dumps({"logs": str(path), "dialogs": len(logs), "return": mean, "ends": ends}))
 
 
-def _report(rows: list[Row], episodes: int, page: Path | None, rows_file: Path | None) -> None:
-    others = differing(rows)
-    if rows_file:
-        rows_file.write_text(json.dumps(as_json(rows), indent=1), encoding="utf-8")
-    if page:
-        page.write_text(page_of(rows, others, episodes), encoding="utf-8")
+def _report(rows: list[Row], options: argparse.Namespace) -> None:
+    others = differing(rows, options.seconds)
+    if options.json:
+        options.json.write_text(json.dumps(as_json(rows), indent=1), encoding="utf-8")
+    if options.page:
+        options.page.write_text(page_of(rows, others, options.episodes), encoding="utf-8")
     else:
         print(table(rows, others))
     print(json.dumps(summary(rows, others) | {"other_episodes_in_other_processes": sorted(others)}))

@@ -20,6 +20,7 @@ import numpy as np
 from envs.adapters import Adapter, reasoning_gym_world, textarena_game
 from envs.adapters.logs import played
 from envs.conformance import check_world
+from envs.text_world import play
 from rl_dialog.errors import UserError
 
 EPISODES = 8  # behind a mean
@@ -38,6 +39,7 @@ class Row:
     players: int = 1
     replies: float = 0.0  # of the policy, per episode
     returned: float | None = None  # mean return of the random mover
+    scripted: tuple[tuple[str, float], ...] = ()  # of players that know the game: name, mean return
     failed: float = 0.0  # share of the episodes that failed
     at_a_loss: bool = False  # the random mover finds no first move that the game takes
     steps_per_second: float = 0.0  # replies of the policy, the other players' moves included
@@ -66,11 +68,22 @@ def measure(name: str, episodes: int = EPISODES) -> Row:
         players=getattr(getattr(world, "game", None), "players", 1),
         replies=float(np.mean(replies)),
         returned=float(np.mean(totals)) if totals else None,
+        scripted=_scripted(make, episodes) if episodes > TWICE else (),
         failed=float(np.mean([game.end == "failed" for game in games])),
         at_a_loss=_at_a_loss(world),
         steps_per_second=sum(replies) / seconds,
         episodes=sha256(said.encode()).hexdigest(),
     )
+
+
+def _scripted(make: Adapter, episodes: int) -> tuple[tuple[str, float], ...]:
+    """The mean returns of the players that know the game."""
+    found = []
+    for name, player in make().scripted_players().items() if hasattr(make(), "scripted_players") else ():
+        games = [play(make(), player(seed), seed=seed) for seed in range(episodes if name != "random" else 0)]
+        totals = [total for game in games for total in game.returns.values() if total is not None]
+        found += [(name, float(np.mean(totals)))] if totals else []
+    return tuple(found)
 
 
 def _at_a_loss(world: Any) -> bool:
@@ -129,14 +142,17 @@ def differing(rows: Sequence[Row], seconds: float = SECONDS) -> set[str]:
 
 def table(rows: Sequence[Row], others: set[str]) -> str:
     """The rows that run as a table of Markdown, and why the rest does not."""
-    lines = ["| world | players | replies | return | replies/s | notes |", "|---|---|---|---|---|---|"]
+    heads = ("world", "players", "replies", "random", "scripted", "replies/s", "notes")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in (row for row in rows if not row.why_not):
         notes = [*row.faults, *(["another process plays other episodes"] if row.name in others else [])]
         notes += [f"{row.failed:.0%} of the episodes failed"] if row.failed else []
         notes += ["the random mover finds no first move"] if row.at_a_loss else []
         mean = "unscored" if row.returned is None else f"{row.returned:.2f}"
         told = "; ".join(notes).replace("|", "/").replace("\n", " ")
-        cells = (row.name, row.players, f"{row.replies:.1f}", mean, f"{row.steps_per_second:.0f}", told)
+        known = ", ".join(f"`{name}` {returned:.2f}" for name, returned in row.scripted)
+        counts = row.players, f"{row.replies:.1f}", mean, known, f"{row.steps_per_second:.0f}"
+        cells = (row.name, *counts, told)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     missing = [f"- `{row.name}`: {' '.join(row.why_not.split())[:160]}" for row in rows if row.why_not]
     return "\n".join([*lines, *(["", "Not on this machine:", "", *missing] if missing else [])])

@@ -77,6 +77,7 @@ class TextArenaGame:
         self.crashed = ""
         library()
         self.players = players_of(name, self.options, players)
+        self.folder = folder_of(name)
 
     def begin(self, seed: int) -> None:
         """The episode of a seed. Raises UserError where the game cannot start here, GameCrash for an error of
@@ -230,6 +231,13 @@ def _cannot(name: str, options: Mapping[str, Any], error: BaseException) -> User
     return UserError(
         f"{where}: expected a game that can start on this machine, got {type(error).__name__}: {text[:300]}"
     )
+
+
+def folder_of(name: str) -> str:
+    """The folder of the game's code among TextArena's games: `Nim` of Nim-v0-large too."""
+    from textarena.envs.registration import ENV_REGISTRY
+
+    return str(ENV_REGISTRY[name].entry_point).partition(":")[0].split(".")[-2]
 
 
 def _options_of(name: str) -> list[str]:

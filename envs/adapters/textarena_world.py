@@ -4,7 +4,8 @@ Options of the name, beside those that the game's class takes (`size=3`):
 
     role       the player that the policy plays, from 0; `any` draws it from the seed. By default 0
     opponent   who plays the others: random (by default), self (all of them are the policy's: the world has
-               several roles, `player_0`, `player_1`, ...), module:function (messages -> reply), module:Class
+               several roles, `player_0`, `player_1`, ...), a scripted player of the game by name
+               (`game_players.py`), module:function (messages -> reply), module:Class
                (`Class(seed)` is such a function), or the address of an endpoint, http://host:port/v1, where
                `serve` has a checkpoint
     players    how many take part, by default the fewest that the game takes
@@ -24,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from envs.adapters.endpoint_player import EndpointPlayer
+from envs.adapters.game_players import players_of_game
 from envs.adapters.random_player import RandomTalker, random_move
 from envs.adapters.textarena_game import GameCrash, TextArenaGame, fresh_seed
 from envs.text_world import ALONE, Message
@@ -49,7 +51,7 @@ class TextArenaWorld:
             fits = ", ".join(map(str, players))
             expected = f"role to be one of {fits} or any"
             raise UserError(f"env 'textarena:{name}': expected {expected}, got {self.role!r}")
-        self.make_opponent = _opponent(self.opponent)
+        self.make_opponent = _opponent(self.opponent, players_of_game(self.game.folder))
         self.seed, self.ours, self.views = 0, (), {}
 
     def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:
@@ -98,10 +100,9 @@ class TextArenaWorld:
         told = [message["content"] for message in self.views[self.speaker] if message["role"] == "user"]
         return told[-1] if told else self.game.name
 
-    @staticmethod
-    def scripted_players() -> dict[str, Callable[[int], Any]]:
-        """One that says at random what it read in brackets."""
-        return {"random": RandomTalker}
+    def scripted_players(self) -> dict[str, Callable[[int], Any]]:
+        """One that moves at random, and those who know the game."""
+        return {"random": RandomTalker, **players_of_game(self.game.folder)}
 
     def random_move(self, chance: random.Random) -> str:
         """A move that the game takes, for whose turn it is (`random_player.py`)."""
@@ -156,14 +157,17 @@ class TextArenaWorld:
         return {f"player_{player}": reward for player, reward in rewards.items()}, reason
 
 
-def _opponent(named: str) -> Callable[[int], Any] | None:
+def _opponent(named: str, scripted: Mapping[str, Callable[[int], Any]]) -> Callable[[int], Any] | None:
     """What makes the other players' player of a seed; None for random movers, and where there is nobody."""
     if named in ("random", "self"):
         return None
+    if named in scripted:
+        return scripted[named]
     if named.startswith(("http://", "https://")) and urlsplit(named).netloc:
         return EndpointPlayer(named).of_seed
     if ":" not in named or "//" in named:
-        expected = "random, self, module:function, module:Class or the http address of an endpoint"
+        names = ", ".join(["random", "self", *scripted])
+        expected = f"{names}, module:function, module:Class or the http address of an endpoint"
         raise UserError(f"opponent: expected {expected}, got {named!r}")
     return _Brought(named)
 

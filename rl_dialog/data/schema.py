@@ -186,6 +186,54 @@ def end_of(rewards: Iterable[float | None], *, terminated: bool, failed: bool) -
     return "terminated" if terminated else "truncated"
 
 
+@dataclass
+class View:
+    """What one role of a world saw, said and earned. In worlds of several roles each has its own: what it
+    said is the assistant's."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    rewards: dict[int, float | None] = field(default_factory=dict)  # index of a reply -> what it earned
+    early: float | None = 0.0  # earned before the role said anything
+
+    def see(self, messages: Sequence[dict[str, Any]], world: str) -> None:
+        """Takes a newer view of `world`. Raises UserError for one that rewrites what was seen or said."""
+        before = len(self.messages)
+        if messages[:before] != self.messages:
+            got = str(messages[max(0, before - 2) :])[:200]
+            raise UserError(f"{world}: expected messages that begin with those before, got {got}")
+        self.messages = list(messages)
+
+    def say(self, messages: Sequence[dict[str, Any]], world: str) -> None:
+        """Takes the view that its reply led to. Raises UserError where the reply was not added."""
+        before = len(self.messages)
+        added = messages[before:]
+        if messages[:before] != self.messages or not added or added[0]["role"] != "assistant":
+            expected = "expected step to return the conversation so far with the reply added"
+            raise UserError(f"{world}: {expected}, got {str(messages[-2:])[:200]}")
+        self.messages = list(messages)
+        self.rewards[before], self.early = self.early, 0.0
+
+    def earn(self, reward: float | None) -> None:
+        """Adds to what the last reply earned; once it is unknown it stays so."""
+        last = max(self.rewards, default=None)
+        before = self.early if last is None else self.rewards[last]
+        total = None if reward is None or before is None else before + float(reward)
+        if last is None:
+            self.early = total
+        else:
+            self.rewards[last] = total
+
+    def marked(self) -> list[dict[str, Any]]:
+        """The messages of a Dialog: replies with rewards; assistant messages that are the world's own words
+        have weight 0."""
+        marked = []
+        for i, message in enumerate(self.messages):
+            own = message["role"] == "assistant" and i not in self.rewards
+            earned = {"weight": 0} if own else {"reward": self.rewards[i]} if i in self.rewards else {}
+            marked.append({**message, **earned})
+        return marked
+
+
 def said(message: Mapping[str, Any]) -> str:
     """What a message says: its text, or where it only calls tools the JSON of the calls."""
     return (

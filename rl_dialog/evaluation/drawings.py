@@ -1,4 +1,4 @@
-"""Drawings of a text world, lines with the colours of a terminal, as an SVG that moves.
+"""Drawings of a text world, lines with the colours of a terminal, as an SVG or a GIF that moves.
 
 Colours are those of ANSI's "select graphic rendition": the 16 named ones, the 256, and RGB; bold, and
 inverse. Everything else that a terminal would obey is left out.
@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from pathlib import Path
+from typing import Any
 
 from rl_dialog.data.schema import said
 from rl_dialog.evaluation.episodes import Episode
@@ -101,6 +103,39 @@ def moving_svg(frames: Sequence[str], *, seconds: float = 1.0) -> str:
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def save_gif(path: Path, frames: Sequence[str], *, seconds: float = 1.0) -> None:
+    """The same as an endless GIF. Characters that DejaVu Sans Mono does not have are boxes there."""
+    from matplotlib.font_manager import findfont
+    from PIL import ImageFont
+
+    font = ImageFont.truetype(findfont("DejaVu Sans Mono"), 14)
+    sizes = [_frame(frame)[1:] for frame in frames]
+    columns, rows = (max(each) for each in zip(*sizes, strict=True))
+    images = [_picture(frame, columns, rows, font) for frame in frames]
+    times = [round(1000 * seconds)] * len(images)
+    times[-1] *= 3
+    images[0].save(path, "gif", save_all=True, append_images=images[1:], duration=times, loop=0)
+
+
+def _picture(text: str, columns: int, rows: int, font: Any) -> Any:
+    """A frame as Pillow's image."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (columns * WIDTH + 2 * MARGIN, rows * HEIGHT + 2 * MARGIN), PAPER)
+    pen, style = ImageDraw.Draw(image), Style()
+    for row, line in enumerate(text.split("\n")):
+        left, top = MARGIN, MARGIN + row * HEIGHT
+        for words, style in spans(line, style):  # noqa: B020  a style goes on in the next line
+            ink, paper = style.colours
+            for character in words:
+                width = _cells(character) * WIDTH
+                if paper != PAPER and width:
+                    pen.rectangle((left, top, left + width - 1, top + HEIGHT - 1), paper)
+                pen.text((left, top + 2), character, ink, font)
+                left += width
+    return image
 
 
 def _keyframes(times: int, seconds: float, still: int) -> str:

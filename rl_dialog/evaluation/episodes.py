@@ -6,19 +6,22 @@ apart. The whole contract is in envs/text_world.py."""
 
 from __future__ import annotations
 
+import math
+import traceback
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
 from rl_dialog.data.schema import ENDS, Dialog, end_of
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.conversations import Conversations, can_keep
-from rl_dialog.evaluation.generation import Decoding, Reply, generate_replies, stream
+from rl_dialog.evaluation.generation import Decoding, Message, Reply, generate_replies, stream
 from rl_dialog.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -69,18 +72,46 @@ def play_episodes(
     (`conversations.can_keep`). What is said is the same, but for ties of probabilities that are equal in all
     digits of their type.
     """
-    kept = keep_caches and can_keep(policy, decoding)
-    running = Conversations(policy, tokenizer, decoding, rows=batch_size) if kept else None
-
-    def answer(tables: Sequence[Table]) -> list[Reply]:
-        seeds = [stream(seed, table.index, 1 + len(table.replies)) for table in tables]
-        if running:
-            return running.answer({table.index: table.messages for table in tables}, seeds)
-        views = [table.messages for table in tables]
-        return generate_replies(policy, tokenizer, views, decoding, seeds=seeds, batch_size=batch_size)
-
+    answer = Answers(policy, tokenizer, decoding, seed=seed, rows=batch_size, keep_caches=keep_caches)
     how = {"seed": seed, "batch_size": batch_size, "max_turns": max_turns, "drawn": drawn, "watch": watch}
     return play_with(answer, make_env, episodes, **how)
+
+
+class Answers:
+    """What a policy says next at tables. Its draws follow from `seed`, the episode and the turn."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer: PreTrainedTokenizerFast,
+        decoding: Decoding,
+        *,
+        seed: int,
+        rows: int,
+        keep_caches: bool,
+    ) -> None:
+        """rows: conversations at a time; keep_caches: as `play_episodes` has it."""
+        self.policy, self.tokenizer, self.decoding = policy, tokenizer, decoding
+        self.seed, self.rows, self.kept = seed, rows, keep_caches and can_keep(policy, decoding)
+        self.running: dict[str | None, Conversations] = {}  # by role
+
+    def __call__(self, tables: Sequence[Table]) -> list[Reply]:
+        """A reply at each table, which its role sees in its own way."""
+        said: dict[int, Reply] = {}
+        for role in dict.fromkeys(table.role for table in tables):
+            part = [table for table in tables if table.role == role]
+            said |= {table.index: reply for table, reply in zip(part, self._say(part, role), strict=True)}
+        return [said[table.index] for table in tables]
+
+    def _say(self, tables: Sequence[Table], role: str | None) -> list[Reply]:
+        seeds = [stream(self.seed, table.index, 1 + len(table.replies)) for table in tables]
+        how = self.policy, self.tokenizer
+        if not self.kept:
+            views = [table.messages for table in tables]
+            return generate_replies(*how, views, self.decoding, seeds=seeds, batch_size=self.rows)
+        if role not in self.running:
+            self.running[role] = Conversations(*how, self.decoding, rows=self.rows)
+        return self.running[role].answer({table.index: table.messages for table in tables}, seeds)
 
 
 def play_with(
@@ -164,7 +195,7 @@ class Tables:
     max_turns: int | None = None
     watch: Watch | None = None
     group_size: int = 1
-    kind: type[Table] | None = None  # another kind of table
+    kind: Callable[..., Table] | None = None  # makes another kind of table
 
     def play(
         self,
@@ -249,7 +280,7 @@ class Table:
         self.partner = index if partner is None else partner
         self.seed = stream(seed, self.partner)
         self.max_turns = max_turns or getattr(self.env, "max_turns", MAX_TURNS)
-        begun = self.env.reset(seed=self.seed)
+        begun = self.ask("reset", seed=self.seed)
         if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
             got = str(begun)[:200]
             raise UserError(f"{self.name}: expected reset to return (messages, info), got {got}")
@@ -262,6 +293,36 @@ class Table:
         self.finished, self.role = self.failed is not None, info.get("role")
         self.draws, self.drawings = draws, [self.drawing()] if draws else []
 
+    def answer_to(self, reply: str) -> tuple[list[Message], Any, bool, bool, dict[str, Any]]:
+        """What the world's `step` returns. Raises UserError where that is not what a step returns."""
+        stepped = self.ask("step", reply)
+        five = isinstance(stepped, tuple) and len(stepped) == 5
+        if not (five and isinstance(stepped[0], list) and isinstance(stepped[4], Mapping)):
+            expected = "step to return (messages, reward, terminated, truncated, info)"
+            raise UserError(f"{self.name}: expected {expected}, got {str(stepped)[:200]}")
+        rewards = stepped[1].values() if isinstance(stepped[1], Mapping) else [stepped[1]]
+        for reward in rewards:
+            if reward is not None and not (isinstance(reward, SupportsFloat) and math.isfinite(reward)):
+                expected = "a finite number or None as the reward"
+                raise UserError(f"{self.name}: expected {expected}, got {str(reward)[:100]!r}")
+        return stepped
+
+    def ask(self, what: str, *given: Any, **more: Any) -> Any:
+        """What the world's method of this name returns. Raises UserError that says where it broke."""
+        try:
+            return getattr(self.env, what)(*given, **more)
+        except (UserError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            got = f"{type(error).__name__}: {error} (at {where})"
+            raise UserError(
+                f"{self.name}: expected {what} to return, got {got} in episode {self.index}, whose seed is "
+                f"{self.seed}. RL_DIALOG_DEBUG=1 shows the whole way; an episode that breaks for a reason "
+                "says so in info['failed']"
+            ) from error
+
     def drawing(self) -> str:
         """The present state as the world draws it; empty for one that does not."""
         return str(self.env.draw()) if hasattr(self.env, "draw") else ""
@@ -269,7 +330,8 @@ class Table:
     def step(self, reply: Reply) -> None:
         """Says the reply."""
         before = self.messages
-        self.messages, reward, self.terminated, truncated, info = self.env.step(reply.text)
+        self.messages, reward, self.terminated, truncated, info = self.answer_to(reply.text)
+        self._expect_one_role(reward, info)
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
         if not grown or self.messages[len(before)]["role"] != "assistant":
             got = str(self.messages[-2:])[:200]
@@ -277,7 +339,6 @@ class Table:
                 f"{self.name}: expected step to return the conversation so far with the reply added, got "
                 f"{got}"
             )
-        self._expect_one_role(reward, info)
         self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
@@ -294,7 +355,8 @@ class Table:
             roles = " and ".join(map(repr, by_role or (self.role, info["role"])))
             raise UserError(
                 f"{self.name}: expected a world of one player, got {roles}: a policy takes one role, so let "
-                "the world play the others (`online --self_play` lets it play all of them)"
+                "the world play the others (`play --roles` says who plays which, `online --self_play` lets a "
+                "policy play all of them)"
             )
 
     def episode(self) -> Episode:

@@ -1,7 +1,8 @@
 """Scripted players: a world's own by name, or anybody's, alone or each with a share of the episodes.
 
-A player is made of a seed and maps messages to a reply. Who plays episode i, and with which luck, depends on
-the seed and i alone.
+A player is made of a seed and maps messages to a reply. One that has `in_world(world)` may ask the world, as
+the random mover of games asks which moves are legal: what that returns is asked for replies. Who plays
+episode i, and with which luck, depends on the seed and i alone.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def cast_of(wanted: Sequence[str], make_env: Callable[[], Any]) -> Cast:
         raise UserError(f"--player: expected each player once, got {' '.join(wanted)}")
     total = sum(share for _, share in parts)
     known = scripted_players(make_env)
-    makers = {name: _maker(name, known, getattr(make_env, "__name__", "the world")) for name, _ in parts}
+    world = getattr(make_env, "__name__", "the world")
+    makers = {name: player_maker(name, known, world) for name, _ in parts}
     return Cast(makers, {name: share / total for name, share in parts})
 
 
@@ -81,7 +83,8 @@ def _split(text: str) -> tuple[str, float]:
     return name, number
 
 
-def _maker(name: str, known: Mapping[str, MakePlayer], world: str) -> MakePlayer:
+def player_maker(name: str, known: Mapping[str, MakePlayer], world: str) -> MakePlayer:
+    """What makes the player of a name, one of `known` or module:function. Raises UserError for nobody."""
     if name in known:
         return known[name]
     if ":" in name:
@@ -125,7 +128,8 @@ class ScriptedPlay:
 
 def scripted_reply(player: Player, name: str, table: Table) -> Reply:
     """What a player says next. Raises UserError for what is no text."""
-    text = player([dict(message) for message in table.messages])
+    says = player.in_world(table.env) if hasattr(player, "in_world") else player
+    text = says([dict(message) for message in table.messages])
     if not isinstance(text, str):
         raise UserError(f"player {name!r}: expected a reply, a string, got {str(text)[:200]!r}")
     return Reply(text, (), True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -23,7 +24,8 @@ from rl_dialog.evaluation.conversations import Conversations, can_keep
 from rl_dialog.evaluation.episodes import Episode, Table, Tables, play_episodes, return_figures
 from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
 from rl_dialog.evaluation.openings import WORLD, Openings
-from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, SharedTable
+from rl_dialog.evaluation.roles import SharedTable
+from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, Sides
 from rl_dialog.models.policy import Policy
 from rl_dialog.training.versions import Versions
 
@@ -85,9 +87,8 @@ class Playing:
         if not self.self_play:
             return tables.play(speakers[LEARNER], episodes, Table.episode)
 
-        def kind(*given: Any, **more: Any) -> SharedTable:
-            how = {"against_copy": opponent is not None, "learner_role": self.learner_role}
-            return SharedTable(*given, **more, **how)
+        sides = Sides(opponent is not None, self.learner_role)
+        kind = partial(SharedTable, who=sides, purpose="self-play")
 
         def answer(together: Sequence[SharedTable]) -> list[Reply]:
             said: dict[int, Reply] = {}
@@ -96,7 +97,7 @@ class Playing:
                 said |= {table.index: reply for table, reply in zip(part, speaker(part), strict=True)}
             return [said[table.index] for table in together]
 
-        played = replace(tables, kind=kind).play(answer, episodes, SharedTable.episodes)
+        played = replace(tables, kind=kind).play(answer, episodes, sides.episodes)
         return [each for roles in played for each in roles]
 
 

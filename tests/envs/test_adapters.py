@@ -20,7 +20,7 @@ from envs.adapters.catalogue import measure, table
 from envs.adapters.cost import cost
 from envs.adapters.luck import own_luck
 from envs.adapters.names import parsed
-from envs.adapters.random_player import propose, random_move, snippets
+from envs.adapters.random_player import heard, propose, random_move
 from envs.conformance import check_world
 from envs.text_world import play, restore, snapshot
 from pipelines.play import PlayConfig, talks
@@ -83,9 +83,9 @@ def test_proposals_come_from_what_is_in_brackets():
         {"role": "user", "content": "[GAME] Say '[pile quantity]', e.g. [0 3]. [Player 1] [2 2] [ ]"},
         {"role": "assistant", "content": "[9 9]"},
     ]
-    assert snippets(seen) == ["[pile quantity]", "[0 3]", "[2 2]"]
+    assert heard(seen).snippets == ("[pile quantity]", "[0 3]", "[2 2]")
     chance = random.Random(0)
-    told = {propose(snippets(seen), chance) for _ in range(300)}
+    told = {propose(heard(seen), chance) for _ in range(300)}
     assert {"[0 3]", "[2 2]"} < told and len(told) > 20
     only = random_move(seen, random.Random(1), lambda move: move == "[1 2]" or move.startswith("[3"))
     assert only == "[1 2]" or only.startswith("[3")
@@ -230,9 +230,9 @@ def test_a_game_that_crashes_is_a_failed_episode(textarena, monkeypatch):
         ("textarena:Nim-v0?role=true", "role to be one of 0, 1 or any, got True"),
         ("textarena:Nim-v0?players=3", "number of players has to be 2"),
         ("textarena:Nim-v0?players=two", "players to be a whole number, got 'two'"),
-        ("textarena:Nim-v0?opponent=http://", "expected random, self, module:function"),
+        ("textarena:Nim-v0?opponent=http://", "expected random, self, perfect, module:function"),
         ("text_arena:Nim-v0", "Did you mean textarena:Nim-v0"),
-        ("textarena:Nim-v0?opponent=clever", "expected random, self, module:function"),
+        ("textarena:Nim-v0?opponent=clever", "expected random, self, perfect, module:function"),
         ("textarena:Nim-v0?opponent=nowhere:one", "opponent 'nowhere:one'"),
         ("textarena:Debate-v0", "without a key"),
     ],
@@ -328,8 +328,8 @@ def test_unknown_tasks_and_options_are_named(gym, name, said):
 
 
 def test_the_catalogue_says_where_the_random_mover_is_at_a_loss(textarena):
-    """Its prompt shows no move: returns there, and those against such opponents, say nothing."""
-    rows = [measure(f"textarena:{name}", episodes=1) for name in ("LightsOut-v0", "Nim-v0")]
+    """The game breaks at any word: returns there, and those against such opponents, say nothing."""
+    rows = [measure(f"textarena:{name}", episodes=1) for name in ("CharacterConclave-v0", "Nim-v0")]
     assert [row.at_a_loss for row in rows] == [True, False]
     assert table(rows, set()).count("the random mover finds no first move") == 1
 

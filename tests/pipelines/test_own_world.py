@@ -1,0 +1,193 @@
+"""A world of one's own, as a new user would try it: the code and the commands of envs/README.md, one after
+the other, with fewer steps and episodes; and worlds of one's own that break."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pipelines.check_env import CheckEnvConfig
+from pipelines.check_env import main as check_env
+from pipelines.play import PlayConfig
+from pipelines.play import main as play
+from rl_dialog.config import load_config
+from rl_dialog.errors import UserError
+from tests.test_readme import commands, config_of
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "envs/README.md"
+FEWER = {"max_steps": 12, "episodes": 40}  # than on the page
+SERVER_SECONDS = 120  # to come up
+
+
+def own_commands() -> list[list[str]]:
+    """Of the section, in their order."""
+    return [each for each in commands(PAGE) if re.search("my_worlds:Geb|autos", " ".join(each))]
+
+
+def done(command: list[str], **more) -> dict:
+    verb = command[0].removeprefix("pipelines.")
+    config_class, choices = config_of(verb)
+    config = load_config(config_class, command[1:], choices=choices)
+    names = config_class.__dataclass_fields__
+    fewer = {key: value for key, value in FEWER.items() if key in names and getattr(config, key) > value}
+    module = __import__(f"pipelines.{verb}", fromlist=["main"])
+    quiet = {"quiet": True, "report_to": "none"}
+    quiet = {key: value for key, value in quiet.items() if key in names}
+    return module.main(replace(config, **(quiet | fewer | more)))
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_page(tmp_path, monkeypatch):
+    text = PAGE.read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(import random\nimport re\n.*?)```", text, re.S)
+    (tmp_path / "my_worlds.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path)]))  # of workers and the server
+    checked, logged, prepared, trained, swept, chat, served, talked = own_commands()
+    assert done(checked)["notes"]["players"] == "geduldig 5937.50, irgendwie 4125.00, optimum 6000.00"
+    assert done(logged, episodes=600)["players"]["geduldig"]["return"] > 5500
+    assert done(prepared)["dialogs"] == 600
+    done(trained)
+    found = done(swept)["players"]
+    assert {each["n"] for each in found.values()} == {40}
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Grüß Gott! Was kostet der Käfer?\n/quit\n"))
+    assert done(chat)["replies"] == 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    arguments = [sys.executable, "-m", *(port if each == "8000" else each for each in served), "--quiet"]
+    with subprocess.Popen(arguments) as server:
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/health", server)
+            address = f"http://127.0.0.1:{port}/v1"
+            talked = [each.replace("http://127.0.0.1:8000/v1", address) for each in talked]
+            assert done(talked, episodes=4)["n"] == 4
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+    with pytest.raises(UserError, match="expected a reply of an OpenAI-compatible endpoint"):
+        done(talked, episodes=1)
+
+
+def _wait_for(address: str, server: subprocess.Popen) -> None:
+    for _ in range(10 * SERVER_SECONDS):
+        assert server.poll() is None, "the server ended"
+        try:
+            if httpx.get(address, timeout=5).is_success:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    raise AssertionError(f"no server at {address} after {SERVER_SECONDS} s")
+
+
+class Fine:
+    """Ends after three replies; odd ones of those below break in the second."""
+
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "user", "content": "Привет"}]
+        return list(self.messages), {}
+
+    def step(self, reply):
+        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "ещё"}]
+        return list(self.messages), 1000.0, len(self.messages) == 7, False, {}
+
+
+class Raises(Fine):
+    def step(self, reply):
+        if len(self.messages) == 3:
+            raise KeyError("ключ")
+        return super().step(reply)
+
+
+class NotANumber(Fine):
+    def step(self, reply):
+        messages, _, *rest = super().step(reply)
+        return messages, float("nan"), *rest
+
+
+class InWords(Fine):
+    def step(self, reply):
+        messages, _, *rest = super().step(reply)
+        return messages, "много", *rest
+
+
+class FourValues(Fine):
+    def step(self, reply):
+        return super().step(reply)[:4]
+
+
+class Waits(Fine):
+    def step(self, reply):
+        time.sleep(600)
+
+
+class Surrogate(Fine):
+    def step(self, reply):
+        _, *rest = super().step(reply)
+        self.messages[-1] = {"role": "user", "content": "\ud800"}
+        return list(self.messages), *rest
+
+
+def long(seed):
+    return lambda messages: "ß" * 2**20  # 2 MB
+
+
+def odd(seed):
+    return lambda messages: "🙂\x00\u2028<|im_end|>\x1b[2J"
+
+
+def halves(seed):
+    return lambda messages: "\ud83d"  # half of a character, which no file in UTF-8 can hold
+
+
+def playing(world: type, player=odd, **more) -> dict:
+    own = {"env": f"{__name__}:{world.__name__}", "player": (f"{__name__}:{player.__name__}",)}
+    return play(PlayConfig(**own, episodes=2, quiet=True, **more))
+
+
+@pytest.mark.parametrize("player", [long, odd])
+def test_long_and_odd_replies_are_played_and_logged(player, tmp_path):
+    found = playing(Fine, player, logs=str(tmp_path / "logs.jsonl"), output_dir=str(tmp_path / "out"))
+    assert (found["return"], found["terminated"]) == (3000, 2)
+    line = json.loads((tmp_path / "logs.jsonl").read_text(encoding="utf-8").split("\n")[0])
+    assert line["messages"][1]["content"] == player(0)([])
+    assert sum(Path(film).stat().st_size for film in found["films"]) < 2**20
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (Raises, r"Raises: expected step to return, got KeyError: 'ключ' \(at test_own_world.py:\d+\) in"),
+        (NotANumber, "NotANumber: expected a finite number or None as the reward, got 'nan'"),
+        (InWords, "InWords: expected a finite number or None as the reward, got 'много'"),
+        (FourValues, r"FourValues: expected step to return \(messages, reward, terminated, truncated"),
+        (Surrogate, "expected text that UTF-8 and JSON can hold"),
+    ],
+)
+def test_a_world_that_breaks_is_told(world, message):
+    with pytest.raises(UserError, match=message):
+        playing(world)
+
+
+def test_a_reply_that_no_file_can_hold():
+    with pytest.raises(UserError, match="expected text that UTF-8 and JSON can hold"):
+        playing(Fine, halves)
+
+
+def test_a_world_that_waits_for_ever_has_a_fault():
+    with pytest.raises(UserError, match="contract: expected a check that is done within 0.3 s"):
+        check_env(CheckEnvConfig(env=f"{__name__}:Waits", seconds=0.3, quiet=True))
