@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from envs.adapters import chat_endpoint
-from pipelines import online, prepare
+from pipelines import online
 from pipelines.online import OnlineConfig
 from rl_dialog.data.readers import read_logs
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
 from rl_dialog.methods import RLOO
+from rl_dialog.serving.settings import ServeSettings
 from tests.envs.chat_server import Raw, chat_server
+from tests.serving.conftest import serving
 
-ROOT = Path(__file__).parents[2]
 PEOPLE = [
     {"name": name, "system": f"You are {name}.", "stop": "<END>", "request": {"max_tokens": 8}}
     for name in ("ada", "bo", "cy", "di", "eve")
@@ -166,32 +163,15 @@ def test_a_round_without_any_user_ends_the_run_with_a_message(config) -> None:  
 
 @pytest.mark.slow
 def test_our_own_server_plays_the_user(config, checkpoints, tmp_path: Path) -> None:  # noqa: ANN001
-    """`serve` in a process of its own, whose model has learned nothing but says something."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = ["--models", f"people={checkpoints['bc']}", "--store", f"sqlite:///{tmp_path}/chats.db"]
-    flags += ["--port", str(port), "--backend", "local", "--threads", "1", "--quiet"]
-    command = [sys.executable, "-m", "pipelines.serve", *flags]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
-        ready = json.loads(process.stdout.readline())
-        try:
-            config = replace(config, users=ready["api"], user_model="people", max_steps=4, env_episodes=8)
-            result = online.main(config)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=60)
+    """The server that `serve --backend local` runs, with a model that has learned nothing but says
+    something."""
+    store = f"sqlite:///{tmp_path}/chats.db"
+    how = {"needs_key": False, "max_prompt_length": 96, "threads": 1, "drain": 5}
+    with serving(ServeSettings(models={"people": checkpoints["bc"]}, store=store, **how)) as (url, *_):
+        config = replace(config, users=f"{url}/v1", user_model="people", max_steps=4, env_episodes=8)
+        result = online.main(config)
     dialogs = logged(config)
     played = [dialog for dialog in dialogs if dialog.meta["end"] != "failed"]
     assert len(dialogs) == 4 * 16 and len(played) > 32 and result["step"] == 4
     assert all(dialog.meta["user"]["model"] == "people" for dialog in dialogs)
     assert len({dialog.meta["user"]["said"][0]["text"] for dialog in played}) > 4
-
-    where = {"logs": (str(Path(config.output_dir) / "rollouts"),), "output_dir": "data", "quiet": True}
-    prepare.main(prepare.PrepareConfig(**where, rewards={"logged": 1.0}))
-    rows = [row for path in Path("data").rglob("*.parquet") for row in pq.read_table(path).to_pylist()]
-    metas = [json.loads(row["meta"]) for row in rows]
-    assert sum(meta["end"] != "failed" for meta in metas) == len(played)
-    splits = {(meta["user"]["persona"], row["split"]) for meta, row in zip(metas, rows, strict=True)}
-    assert len(splits) == 4
