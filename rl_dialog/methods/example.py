@@ -27,6 +27,6 @@ class Smoothed(Method):
     """the share e of the probability that every token gets alike"""
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
-        total, nll = out.lm.nll(batch.actions)
+        total, nll = out.lm.nll(batch.actions)  # nll: the N terms, for metrics, without gradient
         uniform = -out.lm.dense().log_softmax(-1).mean(-1).sum()
         return Loss((1 - self.smoothing) * total + self.smoothing * uniform, {"nll": nll.sum()})
