@@ -15,6 +15,8 @@
     serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; the cost of HTTP
     cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
     wordle      no speed: what ilql and sarsa learn of openings after which the logs mostly play badly
+    online      episodes/s of the loop that plays and learns, over those of TRL's trainers; playing ahead
+    rlhf        no speed: what a policy earns truly while it learns from a reward that was learned from labels
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM /
 seconds of ours) within one round: whatever else runs on the machine slows both. Absolute tokens/s are only as
@@ -36,9 +38,11 @@ from pipelines.benchmark import (
     cartpole,
     generation,
     memory,
+    online,
     playing,
     preferences,
     preparation,
+    rlhf,
     scorers,
     serving,
     simulation,
@@ -71,6 +75,8 @@ MEASURES = {
     "prefer": preferences.measure,
     "cartpole": cartpole.measure,
     "wordle": wordle.measure,
+    "rlhf": rlhf.measure,
+    "online": online.measure,
 }
 
 
@@ -127,6 +133,12 @@ def _check(config: BenchmarkConfig) -> None:
     ):
         numbers = "runs, games and steps of at least 1, a seed of at least 0 and a tau between 0 and 1"
         raise UserError(f"wordle: expected {numbers}")
+    sizes = (config.labels, config.members, config.online_rounds, config.seed + 1, len(config.kl_weights))
+    if config.what == "rlhf" and (min(sizes) < 1 or config.held_out < 2 or min(config.kl_weights) < 0):
+        numbers = "labels, members and online_rounds of at least 1, held_out of at least 2"
+        raise UserError(
+            f"rlhf: expected {numbers}, a seed of at least 0, and one of kl_weights or more, none below 0"
+        )
 
 
 def _pin_allocator() -> None:

@@ -41,6 +41,7 @@ UNITS = {  # and digits
     "simulate": ("steps/s", 0),
     "play": ("episodes/s", 1),
     "prefer": ("steps/s", 0),
+    "online": ("episodes/s", 1),
 }
 
 
@@ -111,7 +112,7 @@ def table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]
     """The figures of each setting, a line for each contender."""
     unit, digits = UNITS[config.what]
     shape = f"{config.threads} CPUs"
-    if config.what in ("train", "generate", "candidates", "serve"):
+    if config.what in ("train", "generate", "candidates", "serve", "online"):
         size = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
         shape = f"GPT-2 of {size}; {config.threads} threads, float32"
     lines = [f"{config.what}: {shape}"]

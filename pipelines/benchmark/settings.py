@@ -31,12 +31,15 @@ class BenchmarkConfig(Output):
             "prefer",
             "cartpole",
             "wordle",
+            "rlhf",
+            "online",
         ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
     candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to
     several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
-    returns; wordle: shares of guesses that a critic ranks right"""
+    returns; wordle: shares of guesses that a critic ranks right; rlhf: true and learned rewards against KL;
+    online: episodes/s of the loop that plays and learns"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -68,7 +71,7 @@ class BenchmarkConfig(Output):
     prompt: int = 32
     """generate: tokens of a prompt; serve: its words"""
     new_tokens: int = 64
-    """generate: tokens of a reply; serve: half to one and a half times as many"""
+    """generate, online: tokens of a reply; serve: half to one and a half times as many"""
     top_k: int = 20
     """generate, serve: how many tokens to sample among; ilql chooses them before it adds the advantage"""
     beta: float = 1.0
@@ -117,5 +120,22 @@ class BenchmarkConfig(Output):
     """wordle: logged games of a run"""
     tau: float = 0.99
     """wordle: expectile of ilql"""
+    labels: int = 2000
+    """rlhf: contexts with a pair of replies that the oracle is asked about, in each of the two rounds of
+    labels"""
+    members: int = 3
+    """rlhf: reward models of the ensemble; 1 leaves it out"""
+    kl_weights: tuple[float, ...] = (0.0, 0.2)
+    """rlhf: the weight c of the divergence from the prior, a run each; the ensemble and the second round take
+    the smallest"""
+    online_rounds: int = 60
+    """rlhf: rounds of 64 replies that a run learns from"""
+    held_out: int = 200
+    """rlhf: most contexts of the validation split that policies are measured on"""
+    trl_python: str = ""
+    """online: the Python of an environment with TRL, whose trainers ours is measured against; by default our
+    loop is measured alone"""
+    overlap_runs: int = 3
+    """online: runs with a Ray actor for each staleness of 0, 1 and 2; 0 leaves them out"""
     seed: int = 0
     """weights, tokens, texts and sampling; cartpole and wordle: the first of their seeds"""
