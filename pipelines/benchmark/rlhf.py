@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from envs.small_talk import expected_reward, write_logs
 from pipelines import fit_reward, online, prefer_replies, stages
@@ -340,6 +341,7 @@ def plot(curves: Sequence[Curve]) -> Figure:
             axes.plot(kl, values, marker="o", markersize=2.5, linewidth=1.5, label=curve.name, **look)
         axes.set_xscale("function", functions=(np.sqrt, np.square))
         axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("KL from the prior, nats per reply", fontsize=9)
         axes.grid(color="#e6e6e6", linewidth=0.8)
