@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
 from __future__ import annotations
 
+import _thread
 import io
 import ipaddress
 import json
@@ -231,7 +232,8 @@ def is_loopback(host: str) -> bool:
 def told_to_end() -> Iterator[threading.Event]:
     """An event that Ctrl-C and a termination signal set."""
     end = threading.Event()
-    with handling(lambda *_: end.set(), signal.SIGINT, signal.SIGTERM):
+    # In a thread: `wait`, which a signal interrupts, may hold the lock that `set` takes.
+    with handling(lambda *_: _thread.start_new_thread(end.set, ()), signal.SIGINT, signal.SIGTERM):
         yield end
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -47,3 +49,24 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(monkeypatch, capsy
     with run.progress("score", None, "dialogs"):  # over before there was anything to tell
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_a_signal_ends_whoever_waits_at_any_moment() -> None:
+    """What a signal interrupts may hold the lock of the event that the signal sets."""
+    code = """
+from rl_dialog.run import told_to_end
+for _ in range(2000):
+    with told_to_end() as end:
+        print(flush=True)
+        while not end.wait(1e-6):
+            pass
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]) as process:
+        try:
+            for _ in process.stdout:
+                time.sleep(0.001)
+                process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -371,6 +371,12 @@ class Trainer:
             with contextlib.nullcontext() if last or self.world == 1 else objective.no_sync():
                 with self._autocast():
                     total, metrics = objective(batch)
+                if not total.requires_grad:
+                    raise UserError(
+                        f"step {self.step}: expected the loss of {type(self.policy.method).__name__} to have a "
+                        "gradient, got one without: make it of what the policy's outputs compute (of the "
+                        "values that `nll` gives the sum has a gradient, the list has none)"
+                    )
                 (total * (self.world / divisor)).backward()  # DDP averages over workers
             for name, value in {"loss": total.detach(), **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()

@@ -27,6 +27,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffPolicy
+from rl_dialog.methods.method import Loss
 from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.checkpoint import freeze_prior, load_prior
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
@@ -520,6 +521,14 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
         rows=rows,
     )
     with pytest.raises(UserError, match="expected a finite gradient"):
+        trainer.train()
+
+
+def test_a_loss_without_a_gradient_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list that `nll` gives beside the sum has none."""
+    trainer = make_trainer(tmp_path, "bc", TrainerConfig(max_steps=2, report_to="none"))
+    monkeypatch.setattr(BC, "loss", lambda self, out, batch: Loss(out.lm.nll(batch.actions)[1].sum(), {}))
+    with pytest.raises(UserError, match="expected the loss of BC to have a gradient"):
         trainer.train()
 
 
