@@ -28,7 +28,7 @@ class EndpointPlayer:
         try:
             return ChatEndpoint(self.address).answer(messages, **how).text
         except EndpointError as error:
-            raise UserError(f"player {self.address}: {error}") from error
+            raise UserError(f"player {error}") from error
 
 
 @dataclass(frozen=True)

@@ -373,8 +373,8 @@ class Trainer:
                     total, metrics = objective(batch)
                 if not total.requires_grad:
                     raise UserError(
-                        f"step {self.step}: expected the loss of {type(self.policy.method).__name__} to have a "
-                        "gradient, got one without: make it of what the policy's outputs compute (of the "
+                        f"step {self.step}: expected the loss of {type(self.policy.method).__name__} to have "
+                        "a gradient, got one without: make it of what the policy's outputs compute (of the "
                         "values that `nll` gives the sum has a gradient, the list has none)"
                     )
                 (total * (self.world / divisor)).backward()  # DDP averages over workers

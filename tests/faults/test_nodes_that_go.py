@@ -153,8 +153,7 @@ WHOLE: dict[str, tuple[str, float, Callable[[dict[str, Any]], bool]]] = {
 }
 
 
-# With nothing to spare is the harder case. What a CPU to spare changes is in how Ray places tasks (prepare)
-# and actors (evaluate, whose harder case is the test below), not in the verb: the others are `long`.
+# With nothing to spare is the harder case (that of evaluate is the test below): the others are `long`.
 CASES = [(verb, spare) for verb in WHOLE for spare in (0, 1) if (verb, spare) != ("evaluate", 0)]
 
 
@@ -165,7 +164,7 @@ CASES = [(verb, spare) for verb in WHOLE for spare in (0, 1) if (verb, spare) !=
             verb,
             spare,
             id=f"{verb}-{'a CPU' if spare else 'nothing'} to spare",
-            marks=[pytest.mark.long] if spare and verb not in ("prepare", "evaluate") else [],
+            marks=[pytest.mark.long] if spare else [],
         )
         for verb, spare in CASES
     ],

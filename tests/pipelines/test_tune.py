@@ -378,6 +378,7 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(running, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ways_to_decode_and_kinds_of_start_share_what_they_can(running, tmp_path: Path) -> None:
     space = {
         "start.model.layers": [1, 2],
@@ -416,6 +417,7 @@ def test_ways_to_decode_and_kinds_of_start_share_what_they_can(running, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_optuna_chooses_again_what_it_chose_before_a_kill(running, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = {"method": ["psi", "mc"], "learning_rate": {"loguniform": [1.0e-5, 1.0e-1]}}

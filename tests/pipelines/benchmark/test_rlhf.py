@@ -98,6 +98,7 @@ def test_numbers_that_no_run_has(wrong):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_command(tmp_path, monkeypatch, capsys):
     """From logs to the plot, with labels of two rounds; the ends are what the last checkpoints say."""
     monkeypatch.setattr(rlhf, "DIALOGS", 80)
