@@ -97,7 +97,9 @@ def nodes(tmp_path_factory) -> Iterator[Nodes]:
     (folder / "slow_reward.py").write_text(SLOW)
     write_logs(folder / "many.jsonl", dialogs=1500, seed=1)
     write_logs(folder / "few.jsonl", dialogs=150, seed=2)
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as short:
+    # What Ray's processes write while they end may come after the folder was emptied.
+    short_path = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+    with pytest.MonkeyPatch.context() as patch, short_path as short:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(folder))))
         patch.setenv("OMP_NUM_THREADS", "1")

@@ -255,7 +255,7 @@ def test_a_role_that_hangs_is_made_again_and_one_that_cannot_live_ends_the_run(t
             time.sleep(0.2)
         for path in (tmp_path / "run" / "clips").rglob("*.npz"):
             path.write_bytes(b"broken")
-        assert run.kill("teacher")
+        run.kill("teacher")  # unless a broken clip ended it already
         log = LabelLog(run.url)
         for name in run.labellers:
             log.undo(name)  # there is something to learn: the new teacher reads all clips
