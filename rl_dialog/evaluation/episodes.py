@@ -77,6 +77,17 @@ def play_episodes(
     return play_with(answer, make_env, episodes, **how)
 
 
+def in_parts(
+    tables: Sequence[Table], whose: Callable[[Any], Any], say: Callable[[list[Any], Any], Sequence[Reply]]
+) -> list[Reply]:
+    """A reply at each table, in their order: what `say` answers to all those of one `whose` together."""
+    said: dict[int, Reply] = {}
+    for who in dict.fromkeys(map(whose, tables)):
+        part = [table for table in tables if whose(table) == who]
+        said |= {table.index: reply for table, reply in zip(part, say(part, who), strict=True)}
+    return [said[table.index] for table in tables]
+
+
 class Answers:
     """What a policy says next at tables. Its draws follow from `seed`, the episode and the turn."""
 
@@ -97,11 +108,7 @@ class Answers:
 
     def __call__(self, tables: Sequence[Table]) -> list[Reply]:
         """A reply at each table, which its role sees in its own way."""
-        said: dict[int, Reply] = {}
-        for role in dict.fromkeys(table.role for table in tables):
-            part = [table for table in tables if table.role == role]
-            said |= {table.index: reply for table, reply in zip(part, self._say(part, role), strict=True)}
-        return [said[table.index] for table in tables]
+        return in_parts(tables, lambda table: table.role, self._say)
 
     def _say(self, tables: Sequence[Table], role: str | None) -> list[Reply]:
         seeds = [stream(self.seed, table.index, 1 + len(table.replies)) for table in tables]

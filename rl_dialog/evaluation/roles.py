@@ -16,7 +16,7 @@ from typing import Any
 from rl_dialog.data.schema import Dialog, View, end_of
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.episodes import Answers, Episode, Table, Tables, Watch
+from rl_dialog.evaluation.episodes import Answers, Episode, Table, Tables, Watch, in_parts
 from rl_dialog.evaluation.generation import Decoding, Reply, load_for_decoding, stream
 from rl_dialog.evaluation.players import LUCK, PERSON, Player, player_maker, scripted_players, scripted_reply
 from rl_dialog.models.checkpoint import resolve
@@ -140,15 +140,13 @@ class RolePlay:
         """As each role saw them, one after the other; `meta` says `role` and `player`."""
         answers: dict[str, Answer] = {}
 
+        def say(part: Sequence[SharedTable], who: str) -> Sequence[Reply]:
+            if who not in answers:
+                answers[who] = self._answer(who, seed, min(batch_size, len(episodes)))
+            return answers[who](part)
+
         def answer(tables: Sequence[SharedTable]) -> list[Reply]:
-            said: dict[int, Reply] = {}
-            for who in dict.fromkeys(table.player_of(table.role) for table in tables):
-                part = [table for table in tables if table.player_of(table.role) == who]
-                if who not in answers:
-                    answers[who] = self._answer(who, seed, min(batch_size, len(episodes)))
-                spoken = answers[who](part)
-                said |= {table.index: reply for table, reply in zip(part, spoken, strict=True)}
-            return [said[table.index] for table in tables]
+            return in_parts(tables, lambda table: table.player_of(table.role), say)
 
         tables = Tables(self.make_env, seed, batch_size, drawn, watch=watch)
         played = replace(tables, kind=self._table).play(answer, episodes, SharedTable.episodes)

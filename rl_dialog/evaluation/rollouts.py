@@ -21,7 +21,7 @@ from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.conversations import Conversations, can_keep
-from rl_dialog.evaluation.episodes import Episode, Table, Tables, play_episodes, return_figures
+from rl_dialog.evaluation.episodes import Episode, Table, Tables, in_parts, play_episodes, return_figures
 from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
 from rl_dialog.evaluation.openings import WORLD, Openings
 from rl_dialog.evaluation.roles import SharedTable
@@ -129,11 +129,7 @@ class Speaker:
 
     def __call__(self, tables: Sequence[Table]) -> list[Reply]:
         """What is said next at each table."""
-        said: dict[int, Reply] = {}
-        for role in dict.fromkeys(table.role for table in tables):
-            part = [table for table in tables if table.role == role]
-            said |= {table.index: reply for table, reply in zip(part, self._say(part, role), strict=True)}
-        return [said[table.index] for table in tables]
+        return in_parts(tables, lambda table: table.role, self._say)
 
     def _say(self, tables: Sequence[Table], role: str | None) -> Sequence[Reply]:
         seeds = [stream(self.seed, table.index, 1 + len(table.replies)) for table in tables]
