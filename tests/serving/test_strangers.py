@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -45,7 +46,7 @@ def served(settings):
 
 
 def connected(port, sent=b""):
-    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
     connection.sendall(sent)
     return connection
 
@@ -308,8 +309,9 @@ def test_the_proxy_keeps_strangers_out(served):
         assert trickled(trickling, b"X", pause=0.5, until=15)
         assert all(ends(connection)[1] < 15 for connection in half)
         many = [connected(place, HEAD) for _ in range(60)]
-        refused = sum(ends(connection)[1] < 2 for connection in many[50:])
-        assert refused >= 9
+        time.sleep(2)  # the proxy's threads count in any order: not the last ten must be those refused
+        refused, _, _ = select.select(many, [], [], 0)
+        assert len(refused) >= 10
         for connection in many:
             connection.close()
         time.sleep(0.5)
