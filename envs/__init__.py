@@ -10,10 +10,12 @@ world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)
 contract, `conformance.py` the check of it. Those of other libraries and servers have a prefix:
 `textarena:Nim-v0` (`adapters/`).
 
-A world that is watched is a gymnasium.vector.VectorEnv that `Class(num_envs, worker=i)` makes, with the
-options of `--env_options`, and that starts an episode one step after the last one ended
-(AutoresetMode.NEXT_STEP) and returns new arrays. Its class has `clip_length`, the steps that people compare
-at a time, `frames_per_second` of clips, `task`, what people are asked, and `draw(observation)`, a static
+A world that is watched is any environment of Gymnasium's: `Pendulum-v1`, or `module:Class` of a plain
+gymnasium.Env (`gymnasium_vector.py`). What is to be fast is a gymnasium.vector.VectorEnv that
+`Class(num_envs, worker=i)` makes, with the options of `--env_options`, and that starts an episode one step
+after the last one ended (AutoresetMode.NEXT_STEP) and returns new arrays. Its class has `clip_length`, the
+steps that people compare at a time, `frames_per_second` of clips, `task`, what people are asked, and
+`draw(observation)`, a static
 method: what an observation looks like, uint8 (height, width, 3). Films name its `action_names`, if it has
 them.
 """
@@ -26,10 +28,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import yaml
 
 from envs.adapters import PREFIXES, adapter
 from envs.atari import AtariVector, EnduroVector, PongVector
+from envs.gymnasium_vector import GymnasiumEnv, known, near_ids
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
@@ -74,11 +78,24 @@ def text_env(name: str) -> Callable[..., Any]:
 
 
 def control_env(name: str) -> Callable[..., Any]:
-    """The constructor of a vector of environments with numbers or pictures; `module:Class` is imported.
-    Raises UserError for any other name."""
-    if ":" not in name or name.partition(":")[0] in PREFIXES:
-        return _choose(name, CONTROL, "numbers or pictures")
+    """The constructor of a vector of environments with numbers or pictures: one of ours, an id of
+    Gymnasium's, or `module:Class` of a vector or of a plain gymnasium.Env. Raises UserError for any other
+    name."""
+    if name in CONTROL:
+        return ENVS[name]
+    in_words = name.partition(":")[0] in PREFIXES
+    if not in_words and known(name):
+        return GymnasiumEnv(name)
+    if in_words or ":" not in name:
+        return _choose(name, CONTROL, "numbers or pictures", near_ids(name))
+    if is_plain(own(name, "env")):
+        return GymnasiumEnv(name)
     return _own(name, ("clip_length", "frames_per_second", "task", "draw"), "a vector of environments")
+
+
+def is_plain(found: Any) -> bool:
+    """Is this the class of a single environment of Gymnasium's?"""
+    return isinstance(found, type) and issubclass(found, gymnasium.Env)
 
 
 def vectors_of(name: str, options: str = "") -> partial:
@@ -93,6 +110,17 @@ def vectors_of(name: str, options: str = "") -> partial:
             raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
         values[key.strip()] = yaml.safe_load(value)
     return partial(control_env(name), **values)
+
+
+def with_options(name: str, options: str, given: Mapping[str, Any]) -> str:
+    """The options of `vectors_of` as text, with those `given` as flags of their own, None left out. Raises
+    UserError where the environment is none of Gymnasium's, which alone has such flags."""
+    given = {option: value for option, value in given.items() if value is not None}
+    if given and not isinstance(control_env(name), GymnasiumEnv):
+        flags = ", ".join(f"--{option}" for option in given)
+        expected = "expected an environment of Gymnasium's"
+        raise UserError(f"{flags}: {expected}, got {name}; see --env_options")
+    return ",".join(filter(None, [options, *(f"{option}={value}" for option, value in given.items())]))
 
 
 def write_logs_of(asked: Mapping[str, Any], path: Path) -> None:
@@ -120,12 +148,16 @@ def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
     return found
 
 
-def _choose(name: str, names: Sequence[str], observations: str) -> Callable[..., Any]:
+def _choose(
+    name: str, names: Sequence[str], observations: str, ids: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """`ids`: of Gymnasium's, that are spelt like the name."""
     if name in names:
         return ENVS[name]
-    near, kind = get_close_matches(name, names, 1), "unsuitable" if name in ENVS else "unknown"
+    near = [*get_close_matches(name, names, 1), *ids]
+    kind = "unsuitable" if name in ENVS else "unknown"
     expected = f"one of {', '.join(names)}, whose observations are {observations}"
     raise UserError(
         f"{kind} env {name!r}: expected {expected}, or module:Class for one of your own."
-        + (f" Did you mean {near[0]}?" if near else "")
+        + (f" Did you mean {' or '.join(near[:3])}?" if near else "")
     )

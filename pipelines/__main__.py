@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import runpy
 import sys
@@ -74,6 +75,7 @@ def main() -> None:
         sys.argv[1:] = rest
         if os.getcwd() not in sys.path:  # where `module:Name` of one's own is looked for, as `python -m` does
             sys.path.insert(0, os.getcwd())
+        gc.disable()  # as `python -m pipelines.VERB` does
         runpy.run_module(f"pipelines.{verb}", run_name="__main__", alter_sys=True)
 
 

@@ -5,6 +5,10 @@
     python -m pipelines.fit_reward --logs preferences.jsonl --output_dir models/reward
     python -m pipelines.fit_reward --logs taskmaster4/reward --output_dir models/reward --folds 5
     python -m pipelines.fit_reward --data data/chats --reward vote --output_dir models/reward
+    python -m pipelines.fit_reward --run runs/replies --output_dir models/reward --model_name_or_path BASE \\
+        --fitting.use_peft --fitting.bf16 --fitting.learning_rate 1e-4 --fitting.batch_size 64 \\
+        --fitting.gradient_accumulation_steps 8 --fitting.calibration 0.1 --fitting.patience 1 \\
+        --num_workers 2
     python -m pipelines.fit_reward --data data/votes --reward vote --output_dir models/upvotes \\
         --objective ratings --model_name_or_path tfidf
 
@@ -26,21 +30,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.config import at_least
 from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.reply_judges import MODEL, HeldOut, headline, judged, likelihoods, table, write_card
 from rl_dialog.models.causal_lm import load_quietly
+from rl_dialog.models.device import named_device
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.replies import Preferences
 from rl_dialog.preferences.reply_fitting import Scores, plain_judges, score
 from rl_dialog.preferences.reply_reward import WORDS, ReplyRewardSettings, divisions, fitted, read_labels
 from rl_dialog.rewards.tfidf import TfidfClassifier
-from rl_dialog.run import OnDevice, Output, claim_output, run
+from rl_dialog.run import OnCluster, OnDevice, Output, claim_output, run
 
 
 @dataclass(frozen=True)
-class FitRewardConfig(ReplyRewardSettings, Output, OnDevice):
+class FitRewardConfig(ReplyRewardSettings, Output, OnDevice, OnCluster):
     """What to learn from, how, and what to be judged beside."""
+
+    num_workers: int = 0
+    """workers of Ray Train that learn together, each with a GPU where there are as many; 0 learns in this
+    process, without Ray"""
 
     checkpoint: str = ""
     """a checkpoint whose likelihood (mean log-probability of a token) is judged beside the model"""
@@ -49,21 +60,23 @@ class FitRewardConfig(ReplyRewardSettings, Output, OnDevice):
 def main(config: FitRewardConfig) -> dict[str, Any]:
     """Fits, judges and saves; headline figures. Raises UserError or OSError for what the user can fix."""
     config.check()
+    at_least(config, num_workers=0)
+    if config.num_workers and config.model_name_or_path == WORDS:
+        raise UserError("--num_workers: expected a transformer; a count of words takes seconds without any")
     load_quietly()
     began = time.perf_counter()
     labels = read_labels(config)
     parts = list(divisions(labels, config))
     out = claim_output(config, "fit_reward")
-    how = {"device": config.device, "quiet": config.quiet}
     held_out = Preferences([], [])
     scores: dict[str, Scores] = {}
     for train, test in parts:
-        model = fitted(train, config, **how)
+        model = _fitted(train, config, out)
         for name, values in _judges(model, train, test, config).items():
             scores[name] = scores.get(name, {}) | values
         held_out = Preferences(held_out.pairs + test.pairs, held_out.ratings + test.ratings)
     if config.folds:
-        model, train = fitted(labels, config, **how), labels
+        model, train = _fitted(labels, config, out), labels
     figures = judged(_plain(held_out), scores, noise=config.fitting.noise, zero=config.objective != "pairs")
     sizes = train.sizes()
     _write(out, model, config, {"fitted_to": sizes, "held_out": figures, "parameters": model.size})
@@ -71,6 +84,18 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
         print(table(figures), flush=True)
     seconds = round(time.perf_counter() - began, 1)
     return {"output_dir": config.output_dir, **sizes, **headline(figures), "seconds": seconds}
+
+
+def _fitted(labels: Preferences, config: FitRewardConfig, out: Path) -> TextReward | TfidfClassifier:
+    """By this process, or by workers of Ray Train."""
+    if not config.num_workers:
+        return fitted(labels, config, device=config.device, quiet=config.quiet)
+    from rl_dialog.cluster.reward_fitting import fitted_by_workers
+
+    where = {"device": config.device, "address": config.address, "folder": out}
+    reward = fitted_by_workers(labels, config, num_workers=config.num_workers, **where)
+    # It is judged here, where there may be no GPU though the workers had some.
+    return reward.to(named_device("cpu" if config.device == "cpu" else "auto"))
 
 
 def _judges(model: Any, train: Preferences, test: Preferences, config: FitRewardConfig) -> dict[str, Scores]:

@@ -6,9 +6,13 @@
     python -m pipelines.label --run runs/dot --page --open            the page for yourself, without tokens
     python -m pipelines.label --run runs/dot --page --backend ray     on Ray Serve, which starts it anew when
                                                                       it dies
+    python -m pipelines.label --run runs/dot --overlap 2 --gold gold.jsonl --gold_share 0.1 --session 50
+                                              two people see each pair, a tenth of the showings have known
+                                              answers, and there is a break after fifty
+    python -m pipelines.label --run runs/dot --report reports/labels  who can be trusted, and what is disputed
 
-In the terminal the keys are L, R, E (equal) and the space bar (cannot say); U takes back, P is a break, Q
-leaves.
+In the terminal the keys are L, R, E (equal) and the space bar (cannot say); U takes back, F flags a pair, P
+is a break, Q leaves. What the plan asks beside that it says, as the page does.
 
 The run may be under way (`prefer` writes the pairs) or over. Any number of people label at once, nobody gets
 a pair that another one has."""
@@ -24,18 +28,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs import control_env
-from rl_dialog.config import read_yaml
 from rl_dialog.errors import UserError
 from rl_dialog.preferences import labelling
+from rl_dialog.preferences.disagreement_report import disagreement_report
 from rl_dialog.preferences.frames import Draw, draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.labelling import TokenOptions
+from rl_dialog.preferences.labelling import PlanOptions, TokenOptions
+from rl_dialog.preferences.run_files import RunFiles
+from rl_dialog.preferences.segments import Segments
 from rl_dialog.run import OnCluster, Quiet, interrupted_once, is_loopback, run, told_to_end
 from rl_dialog.web_server import url_of
 
 
 @dataclass(frozen=True)
-class LabelConfig(TokenOptions, Quiet, OnCluster):
+class LabelConfig(TokenOptions, PlanOptions, Quiet, OnCluster):
     """Whose labels, of what, and where."""
 
     run: str = ""
@@ -47,6 +53,9 @@ class LabelConfig(TokenOptions, Quiet, OnCluster):
     token: str = ""
     """in place of a name: label in the terminal as the labeller whose token this is; RL_DIALOG_TOKEN says the
     same unseen by others"""
+    report: str = ""
+    """write the report on agreement into this folder (agreement.html, agreement.md) and return: who can be
+    trusted, and every pair that they dispute, with its clips or replies"""
     page: bool = False
     """serve the page until Ctrl-C"""
     backend: Literal["local", "ray"] = "local"
@@ -77,15 +86,19 @@ def main(config: LabelConfig) -> dict[str, Any]:
     if config.lease < 1 or config.idle < 1:
         got = f"got {config.lease:g} and {config.idle:g}"
         raise UserError(f"expected at least 1 second as --lease and --idle, {got}")
-    stored = folder / "prefer.yaml"
-    settings = read_yaml(str(stored)) if stored.is_file() else {}
+    settings = RunFiles(folder).settings()
     url = labelling.log_url(config.labels, folder, settings)
     log = LabelLog(url)
     try:
         if config.new_token or config.revoke:
             prefix = "/labels" if config.backend == "ray" else ""
             return labelling.change_tokens(config, log, page=url_of(config.host, config.port) + prefix)
-        draw = drawing(settings)
+        draw, segments = drawing(settings), Segments(folder / "clips")
+        changed = labelling.change_plan(config, log, segments) if config.plans else {}
+        if config.report:
+            return changed | disagreement_report(log, segments, draw, config.report)
+        if changed and not config.page:
+            return changed
         return _serve(config, log, url, draw) if config.page else _label(config, log, draw)
     except (KeyError, PermissionError) as error:
         raise UserError(error.args[0]) from None

@@ -1,14 +1,16 @@
 """A policy talks in a world, learns from what came of it, and stays near its prior.
 
-    python -m pipelines.online --checkpoint runs/bc --env small_talk --method rloo --output_dir runs/online
-    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --rewards.learned 1 \\
+    python -m pipelines.online --model_name_or_path runs/bc --env small_talk --method rloo \\
+        --output_dir runs/online
+    python -m pipelines.online --model_name_or_path runs/bc --contexts data/mine --rewards.learned 1 \\
         --scorers reward_model=runs/reward --max_steps 100 --output_dir runs/rlhf
-    python -m pipelines.online --checkpoint runs/bc --contexts data/mine --self_play --opponent_lag -1 \\
-        --rewards.question 0.2 --rewards.repetition 0.5 --rewards.reply_sentiment 0.3 --output_dir runs/talks
-    python -m pipelines.online --checkpoint runs/bc --users http://localhost:8000/v1 --personas people.txt \\
-        --rewards.answer_length 1 --output_dir runs/users
-    python -m pipelines.online --checkpoint runs/nim --env 'textarena:Nim-v0?opponent=self' --self_play \\
-        --output_dir runs/champion
+    python -m pipelines.online --model_name_or_path runs/bc --contexts data/mine --self_play \\
+        --opponent_lag -1 --rewards.question 0.2 --rewards.repetition 0.5 --rewards.reply_sentiment 0.3 \\
+        --output_dir runs/talks
+    python -m pipelines.online --model_name_or_path runs/bc --users http://localhost:8000/v1 \\
+        --personas people.txt --rewards.answer_length 1 --output_dir runs/users
+    python -m pipelines.online --model_name_or_path runs/nim --env 'textarena:Nim-v0?opponent=self' \\
+        --self_play --output_dir runs/champion
 
 Each round plays `--groups` groups of `--group_size` episodes (a group has one conversation partner) and
 learns from them; `rl_dialog/training/online.py` is the loop. The frozen prior is the checkpoint that it
@@ -18,38 +20,49 @@ are those of `train`.
 
 from __future__ import annotations
 
+import json
+import os
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.utils import logging as transformers_logging
 
 from envs import text_env
 from envs.adapters.endpoint_users import users_of
+from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.online import on_actors
-from rl_dialog.errors import room_for
+from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
+from rl_dialog.data.files import write_json
+from rl_dialog.errors import UserError, room_for
 from rl_dialog.evaluation.checkpoints import MakeEnv
+from rl_dialog.evaluation.online_checks import check_run, check_start
 from rl_dialog.evaluation.online_run import (
     OnlineRun,
-    check_run,
     contexts_of,
     judge_of,
     load_trainer,
     model_of,
     returns_of,
+    with_absolute_paths,
 )
+from rl_dialog.evaluation.rollouts import Judge
 from rl_dialog.methods import ONLINE
+from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
-from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, require, run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
 from rl_dialog.training.logger import following
+from rl_dialog.training.start import Report, noting
 
 CHOICES = {"method": ONLINE}
 CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, but not what is learned
     *("max_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit", "env_episodes"),
-    *("per_device_train_batch_size", "batch_size", "num_workers", "device", "checkpoint", "prior"),
+    *("per_device_train_batch_size", "batch_size", "num_workers", "device", "model_name_or_path", "prior"),
     *("users", "user_concurrency", "user_timeout"),
+    *("num_learners", "max_failures"),
 )
 
 
@@ -63,19 +76,13 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     check(config)
-    make_env, held_out = worlds_of(config)
-    judge = judge_of(config)
+    worlds, judge = worlds_of(config), judge_of(config)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
-        how = {"judge": judge, "device": named_device(config.device)}
-        trainer = load_trainer(config, out, make_env, held_out, **how)
-        start = resolve(config.checkpoint)
-        start = str(Path(start).absolute()) if Path(start).exists() else start  # actors start elsewhere
-        where = {"device": config.device, "address": config.address or None}
-        where["rounds"] = config.max_steps
-        with on_actors(trainer.play, model_of(config, start), config.num_workers, **where) as play:
-            trainer.play = play
-            result = trainer.train()
+        if config.num_learners:
+            result = learn_on_workers(from_anywhere(config))
+        else:
+            result = learn(config, out, worlds, judge, named_device(config.device))
     before, after = returns_of(out)
     returns = {"return_before": before, "return": after}
     return {"output_dir": str(out), **returns, **result, "rollouts": str(out / "rollouts")}
@@ -91,24 +98,80 @@ def worlds_of(config: OnlineConfig) -> tuple[MakeEnv, MakeEnv]:
     return users_of(config.users, config.personas, concurrency=config.user_concurrency, **how)
 
 
+def learn(
+    config: OnlineConfig,
+    out: Path,
+    worlds: tuple[MakeEnv, MakeEnv],
+    judge: Judge | None,
+    device: torch.device,
+    *,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """What one learner does, with actors that play where there are any; of several the first one has them."""
+    trainer = load_trainer(config, out, *worlds, judge=judge, report=report, device=device)
+    start = resolve(config.model_name_or_path)
+    start = str(Path(start).absolute()) if Path(start).exists() else start  # actors start elsewhere
+    where = {"device": config.device, "address": config.address or None, "rounds": config.max_steps}
+    workers = 0 if trainer.rank else config.num_workers
+    with on_actors(trainer.play, model_of(config, start), workers, **where) as play:
+        trainer.play = play
+        return trainer.train()
+
+
+def learn_on_workers(config: OnlineConfig) -> dict[str, Any]:
+    """The same by Ray Train workers, started again from the latest checkpoint when one of them dies."""
+    cpus, out = config.cpus_per_worker, Path(config.output_dir)
+    with connect(config.address or None, num_cpus=(config.num_learners + config.num_workers) * cpus + 1):
+        use_gpu = wants_gpus(config.device, config.num_learners)
+        config = replace(config, device=config.device if use_gpu else "cpu")
+        fit(learn_worker, config, WorkerGroup(config.num_learners, cpus, use_gpu, config.max_failures), out)
+    return json.loads((out / "result.json").read_text(encoding="utf-8"))
+
+
+def learn_worker(config: OnlineConfig, *, report: Report | None = None) -> dict[str, Any]:
+    """What one Ray Train worker does; runs without Ray too, then on the device that the flag means."""
+    load_quietly()
+    out = Path(config.output_dir)
+    where = device() if "WORLD_SIZE" in os.environ and config.device != "cpu" else named_device(config.device)
+    with noting([], out), room_for(out):
+        result = learn(config, out, worlds_of(config), judge_of(config), where, report=report)
+    if int(os.environ.get("RANK", "0")) == 0:
+        write_json(out / "result.json", result)
+    return result
+
+
+def from_anywhere(config: OnlineConfig) -> OnlineConfig:
+    """With absolute paths: workers do not share the driver's working directory."""
+    return replace(with_absolute_paths(config), output_dir=str(Path(config.output_dir).absolute()))
+
+
 def check(config: OnlineConfig) -> None:
     """What can be known to fail before anything is loaded. Raises UserError."""
     require(
         config,
-        checkpoint="the policy to start from, a run folder or a checkpoint directory",
+        model_name_or_path="the policy to start from, a run folder or a checkpoint directory",
         output_dir="a folder for the run",
     )
-    at_least(
-        config,
-        max_steps=1, groups=1, group_size=1, batch_size=0, env_episodes=1, self_play_turns=1,
-        user_turns=1, user_concurrency=1,
-        num_workers=0, cpus_per_worker=1, max_staleness=0, lora_r=1, lora_alpha=1,
-        per_device_train_batch_size=1,
-        num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,
-        save_total_limit=1, max_grad_norm=0, seed=0, value_unit=0,
-        target_kl=0, kl_gain=0, supervised_weight=0,
-    )  # fmt: skip
+    check_settings(config)
+    check_start(config)
+
+
+def check_trial(config: OnlineConfig) -> None:
+    """The same of a trial of a sweep, before there is what it starts from. Raises UserError."""
+    check_settings(config)
+    if config.num_workers:
+        raise UserError(
+            f"--num_workers {config.num_workers} among the flags of online: expected none, because a trial "
+            "plays in its own processes (tune --num_workers, which are its learners)"
+        )
+
+
+def check_settings(config: OnlineConfig) -> None:
+    """What needs nothing that the settings name, apart from worlds. Raises UserError."""
     check_run(config)
+    for name in (config.env, config.eval_env):
+        if name:
+            text_env(name)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs import CONTROL, ENVS, PREFIXES, text_env
+from envs import CONTROL, ENVS, PREFIXES, is_plain, text_env
 from envs.adapters.endpoint_player import WithEndpoints
+from envs.gymnasium_vector import known
 from pipelines.play_control import watch_control
 from rl_dialog.cluster.playing import PlaySettings, check_players, play_rounds, rounds_of, with_person
 from rl_dialog.errors import UserError
@@ -90,8 +91,11 @@ def talks(config: PlayConfig) -> bool:
         return scripted
     if config.env.partition(":")[0] in PREFIXES:
         return True
+    if known(config.env):
+        return False
     if ":" in config.env:
-        return not hasattr(own(config.env, "env"), "clip_length")
+        found = own(config.env, "env")
+        return not (hasattr(found, "clip_length") or is_plain(found))
     if config.env in ENVS:
         return config.env not in CONTROL
     folder = Path(config.checkpoint)  # an unknown name: whose are the names that it is near to?

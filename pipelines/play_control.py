@@ -38,7 +38,9 @@ def watch_control(config: PlayConfig) -> dict[str, Any]:
     without a library."""
     _check(config)
     checkpoint, folder = find_checkpoint(config.checkpoint)
-    envs = _make_envs(config, folder)(config.episodes, worker=0)
+    make_envs = _make_envs(config, folder)
+    drawn = {"pictures": config.films} if getattr(make_envs.func, "is_drawn_when_seen", False) else {}
+    envs = make_envs(config.episodes, worker=0, **drawn)
     try:
         shape = shape_of(envs)
         policy = ControlPolicy.from_pretrained(checkpoint, expected=shape)

@@ -22,7 +22,10 @@ rl_dialog/preferences/README.md describes the roles, the settings and every metr
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,16 +33,36 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from envs import vectors_of
-from rl_dialog.config import read_yaml, to_dict
+from envs import CONTROL, vectors_of, with_options
+from rl_dialog.config import to_dict
+from rl_dialog.data.database import database_url, shown_url
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.earlier_runs import is_earlier, named_labels, with_names_since
+from rl_dialog.preferences.environments import observes_pictures, probe
 from rl_dialog.preferences.exchange import take_over
 from rl_dialog.preferences.original_names import OriginalNames, in_our_names
 from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.settings import Suited, completed, suited_groups, suited_to
-from rl_dialog.run import OnCluster, ResumableOutput, changes, claim_output, is_loopback, require, run
+from rl_dialog.preferences.settings import (
+    Suited,
+    clip_length_of,
+    completed,
+    suited_groups,
+    suited_to,
+)
+from rl_dialog.run import (
+    OnCluster,
+    ResumableOutput,
+    changes,
+    claim_output,
+    is_loopback,
+    require,
+    run,
+    told_to_save,
+)
 
-FIXED = ("env", "env_options", "model", "algorithm", "num_envs", "synchronous")  # --resume takes no others
+# --resume takes no others
+FIXED = ("env", "env_options", "clip_length", "model", "normalise_observations", "algorithm", "num_envs")
+OF_GYMNASIUM = ("frames", "max_episode_steps", "ends")  # flags that are arguments of such an environment
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,15 @@ class PreferConfig(OriginalNames, ResumableOutput, OnCluster):
     """the folder of the run"""
     env_options: str = ""
     """arguments of the environment, `observations=position,continuous=true`"""
+    frames: int | None = None
+    """environments of Gymnasium's only: observations that are seen at a time; by default 1 of numbers, 4
+    pictures"""
+    max_episode_steps: int | None = None
+    """environments of Gymnasium's only: steps of an episode; by default what the environment itself says"""
+    ends: Literal["refuse", "absorb", "restart", "allow"] | None = None
+    """environments of Gymnasium's only: what to do with episodes that end sooner than others, which tells the
+    policy what nobody has labelled. refuse (the default), absorb: stay there without reward until the
+    time limit, restart: go on with the next start until then, allow"""
     synchronous: bool = False
     """one role after the other in one process, reproducible to the bit; for oracles"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
@@ -62,11 +94,41 @@ def suited(config: PreferConfig) -> dict[str, Any]:
     return suited_groups(defaults, defaults.steps if config.given_steps is None else config.given_steps)
 
 
+def _suited(config: PreferConfig) -> Suited:
+    make_envs = vectors_of(config.env, _options(config))
+    pictures = config.env not in CONTROL and observes_pictures(make_envs)
+    observations = make_envs.keywords.get("observations", "")
+    return suited_to(config.env, observations, pictures=pictures, earlier=_is_earlier(config))
+
+
+def _options(config: PreferConfig) -> str:
+    flags = {name: getattr(config, name) for name in OF_GYMNASIUM}
+    return with_options(config.env, config.env_options, flags)
+
+
+def _is_earlier(config: PreferConfig) -> bool:
+    return is_earlier(_began(config), config.aligned_clips)
+
+
+def _began(config: PreferConfig) -> Mapping[str, Any]:
+    """The settings of the run that --resume goes on with, {} for a new one."""
+    return RunFiles(config.output_dir).settings() if config.resume else {}
+
+
 def resolved(config: PreferConfig) -> PreferConfig:
     """With numbers that suit the environment where none are given, and the original's names carried over to
     ours."""
-    labels = config.labels or f"sqlite:///{Path(config.output_dir) / 'labels.db'}"
-    return completed(in_our_names(replace(config, labels=labels)), _suited(config))
+    labels = config.labels or RunFiles(config.output_dir).own_labels
+    given = {"labels": labels, "env_options": _options(config)}
+    config = in_our_names(replace(config, **given, **dict.fromkeys(OF_GYMNASIUM)))
+    envs = probe(_make_envs(config), is_seen=config.is_seen)
+    horizon = 0 if _is_earlier(config) else getattr(envs, "horizon", 0)
+    clip_length = clip_length_of(horizon) if horizon else envs.clip_length
+    return completed(config, _suited(config), clip_length, horizon)
+
+
+def _make_envs(config: PreferConfig) -> Any:
+    return vectors_of(config.env, config.env_options)
 
 
 def main(config: PreferConfig) -> dict[str, Any]:
@@ -74,18 +136,50 @@ def main(config: PreferConfig) -> dict[str, Any]:
     config = resolved(config)
     require(config, output_dir="the folder of the run")
     config.check()
-    if config.synchronous and config.labeller != "oracle" and config.mode in ("train", "gather"):
+    if config.synchronous and config.is_seen:
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")
-    _make_envs(config)(1).close()  # options that the environment does not have, before anything is written
-    out = _begin(config)
+    out = _claimed(config)
     began = time.perf_counter()
-    result = _run(config, out)
+    # A fit of the reward has no rounds after which it could save: it ends at once.
+    at_once = config.mode == "pretrain"
+    with nullcontext(threading.Event()) if at_once else told_to_save() as stop:
+        result = _run(config, out, stop)
+    if stop.is_set():
+        labels = f"{result['labels']:,} labels and " if "labels" in result else ""
+        saved = f"{labels}{result['steps']:,} steps are saved"
+        print(f"\nstopped; {saved}. The same command with --resume goes on", file=sys.stderr)
+        raise KeyboardInterrupt
     seconds = round(time.perf_counter() - began, 1)
     files = {**RunFiles(out).latest(), "seconds": seconds, "output_dir": str(out)}
     return {"mode": config.mode, **result, **files}
 
 
-def _run(config: PreferConfig, out: Path) -> dict[str, Any]:
+def _claimed(config: PreferConfig) -> Path:
+    """The run's folder; what --resume changes of its settings is shown."""
+    files, now = RunFiles(config.output_dir), to_dict(config)
+    before = with_names_since(_began(config), config, _make_envs(config))
+    if before:
+        before = {**before, "labels": named_labels(before, files.folder)}
+    kept = config
+    if config.labels == files.own_labels:  # it is another one in a copy of the folder
+        kept = replace(config, labels="")
+    out = claim_output(kept, "prefer", free=[name for name in now if name not in FIXED], began=before)
+    for change in _changes(before, to_dict(kept), files.own_labels):
+        print(f"going on with {change}", file=sys.stderr, flush=True)
+    if config.labels_from and not before:
+        take_over(Path(config.labels_from), out, config.labels)
+    return out
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], own_labels: str) -> Iterator[str]:
+    """What goes on otherwise than it began; of another label log where it is, without passwords."""
+    if before and before["labels"] != now["labels"]:
+        logs = [shown_url(database_url(of["labels"] or own_labels)) for of in (now, before)]
+        yield "the labels of {} instead of {}".format(*logs)
+    yield from changes({name: before[name] for name in before if name != "labels"}, now)
+
+
+def _run(config: PreferConfig, out: Path, stop: threading.Event) -> dict[str, Any]:
     from rl_dialog.cluster import preference_modes as modes  # RLlib loads for seconds
 
     more = {"report_to": config.report_to, "settings": to_dict(config), "quiet": config.quiet}
@@ -94,30 +188,10 @@ def _run(config: PreferConfig, out: Path) -> dict[str, Any]:
     if config.mode == "pretrain":
         return modes.fit_reward(*run)
     if config.mode == "original-rewards":
-        return modes.learn_from_true_reward(*run, address=address)
+        return modes.learn_from_true_reward(*run, address=address, stop=stop)
     person = "you" if is_loopback(config.page_host) else None
-    return modes.learn_from_labels(*run, in_turn=config.synchronous, address=address, person=person)
-
-
-def _make_envs(config: PreferConfig) -> Any:
-    return vectors_of(config.env, config.env_options)
-
-
-def _suited(config: PreferConfig) -> Suited:
-    return suited_to(config.env, _make_envs(config).keywords.get("observations", ""))
-
-
-def _begin(config: PreferConfig) -> Path:
-    """The run's folder; what --resume changes of its settings is shown."""
-    stored = Path(config.output_dir) / "prefer.yaml"
-    before = read_yaml(str(stored)) if config.resume and stored.is_file() else {}
-    now = to_dict(config)
-    out = claim_output(config, "prefer", free=[name for name in now if name not in FIXED])
-    for change in changes(before, now):
-        print(f"going on with {change}", file=sys.stderr, flush=True)
-    if config.labels_from and not before:
-        take_over(Path(config.labels_from), out, config.labels)
-    return out
+    how = {"in_turn": config.synchronous, "address": address, "person": person, "stop": stop}
+    return modes.learn_from_labels(*run, **how)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stages of an experiment, as calls of the verbs prepare, train, candidates and evaluate.
+"""The stages of an experiment, as calls of the verbs prepare, train, online, candidates and evaluate.
 
 What compares, sweeps or shows the circle calls them through here, and knows no other verb.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from envs import write_logs_of
-from pipelines import candidates, evaluate, prepare, train
+from pipelines import candidates, evaluate, online, prepare, train
 from rl_dialog.cluster.experiment import evaluate_all, train_all
 from rl_dialog.config import changed, load_config
 from rl_dialog.data.shards import MANIFEST
@@ -32,8 +32,39 @@ from rl_dialog.evaluation.experiment import (
 
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
 CONFIGS = Path(__file__).parents[1] / "tune_configs"
-train_run, train_worker, absolute = train.main, train.train_worker, train.from_anywhere
-check_run, check_env = train.check, train.check_env
+train_run = train.main
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A verb that the trials of a sweep are runs of."""
+
+    config_of: Callable[..., Any]
+    check_settings: Callable[[Any], None]
+    check: Callable[[Any], None]
+    learn: Callable[..., dict[str, Any]]
+
+
+def _trained(
+    data: Path, out: Path, seed: int, flags: Sequence[str], start: Path | None = None
+) -> train.TrainConfig:
+    words = [*flags, *(_words(model_name_or_path=start) if start else [])]
+    return train.from_anywhere(train_config(data, out, seed, words))
+
+
+def _played(
+    data: Path, out: Path, seed: int, flags: Sequence[str], start: Path | None = None
+) -> online.OnlineConfig:
+    """It learns from what it plays, and from `data` where the flags say so."""
+    where = _words(model_name_or_path=start) if start else []
+    words = [*flags, *_words(output_dir=out, seed=str(seed)), *where]
+    return online.from_anywhere(load_config(online.OnlineConfig, words, choices=online.CHOICES))
+
+
+LEARNING = {
+    "train": Learning(_trained, train.check_settings, train.check, train.train_worker),
+    "online": Learning(_played, online.check_trial, online.check, online.learn_worker),
+}
 
 
 def prepare_logs(logs: str, out: Path, *flags: str) -> dict[str, Any]:

@@ -104,13 +104,13 @@ def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts. Raises UserError."""
     require(config, data="a directory that `prepare` wrote", output_dir="a folder for the run")
     check_run(config)
-    check_env(config.env)
+    check_settings(config)
 
 
-def check_env(name: str) -> None:
+def check_settings(config: TrainConfig) -> None:
     """Raises UserError for an environment that does not exist or is not talked in; none at all is fine."""
-    if name:
-        text_env(name)
+    if config.env:
+        text_env(config.env)
 
 
 def from_anywhere(config: TrainConfig) -> TrainConfig:

@@ -6,9 +6,9 @@ report.
     logs -> prepare (again for every reward mix of the space) -> bc for every seed
          -> trials -> evaluate -> report
 
-A trial is a point of the search space with a seed: the same training that `train` does, in
-OUT/trials/<point>-seed<k>. A killed sweep goes on with --resume: trials that are done are not run again, the
-others continue from their latest checkpoint.
+A trial is a point of the search space with a seed: the same training that `train` does, or the same playing
+and learning as `online` (tune_configs/sweep_online.yaml), in OUT/trials/<point>-seed<k>. A killed sweep goes
+on with --resume: trials that are done are not run again, the others continue from their latest checkpoint.
 """
 
 from __future__ import annotations
@@ -107,11 +107,13 @@ def main(config: TuneConfig) -> dict[str, Any]:
 
 
 def _with_workers(sweep: Sweep, config: TuneConfig) -> Sweep:
-    """Its flags of train, with those of this command."""
+    """Its flags of training, with those of this command."""
     devices = [] if config.device == "auto" else ["--device", config.device]
-    workers = [f"--num_workers {config.num_workers}"] if config.num_workers > 1 else []
+    learners = "num_learners" if sweep.online else "num_workers"
+    workers = [f"--{learners} {config.num_workers}"] if config.num_workers > 1 else []
     start = " ".join([sweep.start, *devices]) if sweep.start else ""
-    return replace(sweep, train=" ".join([sweep.train, *workers, *devices]), start=start)
+    flags = {sweep.verb: " ".join([sweep.flags, *workers, *devices])}
+    return replace(sweep, start=start, **flags)
 
 
 def resources_of(config: TuneConfig) -> Resources:

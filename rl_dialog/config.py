@@ -32,6 +32,21 @@ from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
 T = TypeVar("T")
+MEANT = {  # a flag by its name in another verb or program, where the nearest spelling would mislead
+    "batch_size": ("per_device_train_batch_size",),
+    "checkpoint": ("model_name_or_path", "checkpoints"),
+    "checkpoints": ("checkpoint",),
+    "epochs": ("num_train_epochs",),
+    "lr": ("learning_rate",),
+    "model": ("model_name_or_path", "checkpoint", "checkpoints"),
+    "model_name_or_path": ("checkpoint", "checkpoints"),
+    "out": ("output_dir",),
+    "output": ("output_dir",),
+    "policy": ("checkpoint", "checkpoints", "model_name_or_path"),
+    "steps": ("max_steps",),
+    "use_gpu": ("device",),
+    "workers": ("num_workers",),
+}
 INSTALLED = "RL_DIALOG_INSTALLED"  # set where the command was started as `rl-dialog VERB`
 Choices = Mapping[str, Mapping[str, type]]  # field name -> {choice name: dataclass}
 
@@ -477,6 +492,10 @@ def _dashes_to_underscores(argument: str) -> str:
 
 def _nearest(word: str, known: Any) -> str:
     known = list(known)
+    dashes, name = ("--", word[2:]) if word.startswith("--") else ("", word)
+    for meant in MEANT.get(name, ()):
+        if dashes + meant in known:
+            return f" Did you mean {dashes}{meant}?"
     begun = [name for name in known if name.startswith(word) and len(word) > 3]
     close = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""

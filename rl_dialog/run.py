@@ -18,6 +18,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import _thread
+import gc
 import io
 import ipaddress
 import json
@@ -110,6 +111,9 @@ def run(
     and exit status 2; RL_DIALOG_DEBUG=1 shows where it came from. Anything else is a defect of ours and shows
     its traceback. Ctrl-C ends with status 130.
     """
+    if not gc.isenabled():  # pipelines/__init__.py
+        gc.freeze()  # what was imported stays
+        gc.enable()
     _take_any_terminal()
     try:
         config = load_config(config_class, choices=choices, suited=suited)
@@ -144,13 +148,19 @@ def _in_words(error: Exception) -> str:
 
 
 def claim_output(
-    config: Output, name: str, *, free: Collection[str] = (), choices: Choices | None = None
+    config: Output,
+    name: str,
+    *,
+    free: Collection[str] = (),
+    choices: Choices | None = None,
+    began: Mapping[str, Any] | None = None,
 ) -> Path:
     """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for
     --resume.
 
     Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for
-    one to resume whose settings are not these; those in `free`, and how it is run, may differ.
+    one to resume whose settings are not these; those in `free`, and how it is run, may differ. `began`: the
+    settings of the one to resume, where NAME.yaml does not say all of them.
     """
     require(config, output_dir="a folder to write to")
     out = Path(config.output_dir).absolute()
@@ -165,7 +175,8 @@ def claim_output(
         if config.overwrite:
             shutil.rmtree(out)
         elif resume:
-            check_same(read_yaml(str(settings)), to_dict(config, choices=choices), out, free=free)
+            before = began or read_yaml(str(settings))
+            check_same(before, to_dict(config, choices=choices), out, free=free)
         else:
             remedies = (
                 "--resume to go on with it or --overwrite" if hasattr(config, "resume") else "--overwrite"
@@ -235,6 +246,22 @@ def told_to_end() -> Iterator[threading.Event]:
     # In a thread: `wait`, which a signal interrupts, may hold the lock that `set` takes.
     with handling(lambda *_: _thread.start_new_thread(end.set, ()), signal.SIGINT, signal.SIGTERM):
         yield end
+
+
+@contextmanager
+def told_to_save() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C or termination signal sets, for what is to save and to end; the second
+    does not wait. To be asked by `is_set`: what waits for it may hold the lock that setting it takes."""
+    stop = threading.Event()
+
+    def end(*_: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        print("\nsaving what is learned; once more to leave it", file=sys.stderr, flush=True)
+        stop.set()
+
+    with handling(end, signal.SIGINT, signal.SIGTERM):
+        yield stop
 
 
 @contextmanager

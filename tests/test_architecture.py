@@ -27,7 +27,7 @@ ALLOWED = {
     "rewards": {"config", "data", "models"},  # a learned reward is a model
     "training": {"config", "data", "methods", "models"},
     "evaluation": {"config", "data", "rewards", "methods", "models", "training"},
-    "preferences": {"web_server", "config", "data", "rewards", "methods", "models", "training"},
+    "preferences": {"web_server", "config", "data", "rewards", "methods", "models", "training", "evaluation"},
     "serving": {"web_server", "config", "data", "rewards", "methods", "models", "training", "evaluation"},
     "cluster": {
         "web_server",

@@ -16,7 +16,7 @@ from pipelines import compare, online, train, tune
 from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
-from rl_dialog.config import INSTALLED, load_config
+from rl_dialog.config import INSTALLED, ConfigError, load_config
 from rl_dialog.evaluation.comparison import replace_table
 from rl_dialog.evaluation.comparison_file import read_comparison, write_search
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
@@ -122,6 +122,25 @@ def test_every_file_it_names_exists() -> None:
         assert (ROOT / link).exists(), link
 
 
+@pytest.mark.parametrize(
+    ("verb", "typed", "meant"),
+    [
+        ("train", "checkpoint", "model_name_or_path"),
+        ("online", "checkpoint", "model_name_or_path"),
+        ("chat", "model_name_or_path", "checkpoint"),
+        ("evaluate", "model_name_or_path", "checkpoints"),
+        ("train", "lr", "learning_rate"),
+        ("train", "batch_size", "per_device_train_batch_size"),
+        ("prefer", "use_gpu", "device"),
+        ("simulate", "workers", "num_workers"),
+    ],
+)
+def test_a_flag_by_its_name_elsewhere_gets_the_name_here(verb: str, typed: str, meant: str) -> None:
+    kind, choices = config_of(verb)
+    with pytest.raises(ConfigError, match=rf"unknown flag --{typed}\. Did you mean --{meant}\?"):
+        load_config(kind, [f"--{typed}", "x"], choices=choices)
+
+
 TABLES, SWEEPS, ROUNDS = (
     sorted((ROOT / "tune_configs").glob(f"{kind}_*.yaml")) for kind in ("compare", "sweep", "online")
 )
@@ -141,9 +160,10 @@ def test_every_config_loads_and_says_its_command(path: Path) -> None:
 @pytest.mark.parametrize("path", ROUNDS, ids=lambda path: path.name)
 def test_every_online_config_loads_and_says_its_command(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith(f"# python -m pipelines.online --config tune_configs/{path.name} --checkpoint ")
+    command = f"# python -m pipelines.online --config tune_configs/{path.name} --model_name_or_path "
+    assert first.startswith(command)
     config = load_config(online.OnlineConfig, ["--config", str(path)], choices=online.CHOICES)
-    assert config.env and config.method.online
+    assert (config.env or " --contexts " in first) and config.method.online
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)

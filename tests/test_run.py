@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +27,24 @@ def test_what_the_machine_refused_is_told_in_words(tmp_path, monkeypatch, capsys
         shown = capsys.readouterr().err
         assert end.value.code == 2 and "Errno" not in shown and "Traceback" not in shown
         assert f"error: {path}: {reason}" in shown and "path" in shown.split(reason)[1]
+
+
+def test_garbage_waits_for_a_verb_to_be_imported_and_no_longer(monkeypatch, capsys) -> None:
+    """Where a worker or a notebook imports a verb, nothing changes: nobody would begin to collect there."""
+    monkeypatch.setattr("sys.argv", ["pipelines/x.py"])
+    gc.disable()
+    try:
+        run.run(run.Quiet, lambda config: {"collects": gc.isenabled()})
+    finally:
+        gc.enable()
+    assert capsys.readouterr().out == '{"collects": true}\n'
+    show = "import gc, sys; sys.argv[0] = {!r}; import pipelines; print(gc.isenabled())"
+    for first, collects in (("-m", "False"), ("default_worker.py", "True")):
+        command = [sys.executable, "-c", show.format(first)]
+        found = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
+        )
+        assert found.stdout.strip() == collects
 
 
 def test_a_name_of_the_users_that_is_misspelt_gets_a_suggestion(tmp_path, monkeypatch) -> None:
@@ -70,3 +90,13 @@ for _ in range(2000):
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+def test_the_first_signal_asks_to_save_and_the_second_does_not_wait(capsys) -> None:  # noqa: ANN001
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), run.told_to_save() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set() and "saving what is learned; once more" in capsys.readouterr().err
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before

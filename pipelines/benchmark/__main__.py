@@ -16,6 +16,7 @@
     cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
     wordle      no speed: what ilql and sarsa learn of openings after which the logs mostly play badly
     online      episodes/s of the loop that plays and learns, over those of TRL's trainers; playing ahead
+    offline_start  no speed: conversations that learning from logs saves before a policy talks
     rlhf        no speed: what a policy earns truly while it learns from a reward that was learned from labels
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM /
@@ -38,6 +39,7 @@ from pipelines.benchmark import (
     cartpole,
     generation,
     memory,
+    offline_start,
     online,
     playing,
     preferences,
@@ -77,6 +79,7 @@ MEASURES = {
     "wordle": wordle.measure,
     "rlhf": rlhf.measure,
     "online": online.measure,
+    "offline_start": offline_start.measure,
 }
 
 
@@ -133,6 +136,8 @@ def _check(config: BenchmarkConfig) -> None:
     ):
         numbers = "runs, games and steps of at least 1, a seed of at least 0 and a tau between 0 and 1"
         raise UserError(f"wordle: expected {numbers}")
+    if config.what == "offline_start" and min(config.seeds, config.online_rounds, config.seed + 1) < 1:
+        raise UserError("offline_start: expected seeds and online_rounds of at least 1, a seed of at least 0")
     sizes = (config.labels, config.members, config.online_rounds, config.seed + 1, len(config.kl_weights))
     if config.what == "rlhf" and (min(sizes) < 1 or config.held_out < 2 or min(config.kl_weights) < 0):
         numbers = "labels, members and online_rounds of at least 1, held_out of at least 2"

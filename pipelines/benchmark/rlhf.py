@@ -204,7 +204,7 @@ class Feedback:
     def _online(self, judges: Sequence[Judge], c: float, name: str) -> online.OnlineConfig:
         rounds = self.config.online_rounds
         return online.OnlineConfig(
-            checkpoint=str(self.clone),
+            model_name_or_path=str(self.clone),
             contexts=str(self.data),
             rewards={"learned": 1.0, TRUE: 0.0},
             scorers=tuple(f"reward_model={judge.folder}" for judge in judges),

@@ -33,13 +33,15 @@ class BenchmarkConfig(Output):
             "wordle",
             "rlhf",
             "online",
+            "offline_start",
         ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
     candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to
     several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
     returns; wordle: shares of guesses that a critic ranks right; rlhf: true and learned rewards against KL;
-    online: episodes/s of the loop that plays and learns"""
+    online: episodes/s of the loop that plays and learns; offline_start: conversations that learning from
+    logs saves"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -111,7 +113,8 @@ class BenchmarkConfig(Output):
     num_workers: int = 0
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10
-    """cartpole: independent learners with buffers and networks of their own"""
+    """cartpole: independent learners with buffers and networks of their own; offline_start: clones of the
+    same logs, with all that starts from each"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     runs: int = 1
@@ -129,7 +132,7 @@ class BenchmarkConfig(Output):
     """rlhf: the weight c of the divergence from the prior, a run each; the ensemble and the second round take
     the smallest"""
     online_rounds: int = 60
-    """rlhf: rounds of 64 replies that a run learns from"""
+    """rlhf: rounds of 64 replies that a run learns from; offline_start: of 64 conversations"""
     held_out: int = 200
     """rlhf: most contexts of the validation split that policies are measured on"""
     trl_python: str = ""
@@ -138,4 +141,4 @@ class BenchmarkConfig(Output):
     overlap_runs: int = 3
     """online: runs with a Ray actor for each staleness of 0, 1 and 2; 0 leaves them out"""
     seed: int = 0
-    """weights, tokens, texts and sampling; cartpole and wordle: the first of their seeds"""
+    """weights, tokens, texts and sampling; cartpole, wordle and offline_start: the first of their seeds"""

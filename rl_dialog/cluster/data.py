@@ -17,9 +17,11 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -59,7 +61,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     try:
         if address.rpartition(":")[2].isdigit():
             _answers(address)
-        with _native_stderr_held():
+        with _termination_handled_as_before(), _native_stderr_held():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
     except Exception as error:
         where = (
@@ -80,6 +82,18 @@ def _answers(address: str) -> None:
     """Raises OSError where nothing listens at HOST:PORT: Ray itself would try for minutes without a word."""
     host, _, port = address.rpartition("//")[2].rpartition(":")
     socket.create_connection((host, int(port)), timeout=10).close()
+
+
+@contextmanager
+def _termination_handled_as_before() -> Iterator[None]:
+    """Ray puts a handler of its own, which ends the process at once, in the place of one that would save what
+    is learned. Where there was none Ray's stays: it shuts Ray down."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ OUTCOMES = (
     "inform_f1",
     "turns",
 )  # what `infos["outcome"]` of an ended episode may have
+PICTURES = "pictures"  # in infos: what people see of the first environments # (n, H, W, 3)
 STRIDE = 1_000_003  # between the seeds of neighbouring runs
 
 
@@ -71,26 +72,9 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         rows: list[dict[str, Any]] = []
         steps, ends = 0, 0
         while steps < num_timesteps:
-            actions, outputs = self._act(explore)
-            row = {
-                Columns.OBS: self.observations,
-                Columns.ACTIONS: actions,
-                "starting": self.ended,
-                **outputs,
-            }
-            self.observations, rewards, terminated, truncated, infos = self.env.step(self._for_env(actions))
-            rows.append(
-                row
-                | {
-                    Columns.REWARDS: rewards,
-                    Columns.TERMINATEDS: terminated,
-                    Columns.TRUNCATEDS: truncated,
-                }
-            )
+            row, infos = self._step_all(explore)
+            rows.append(row)
             steps += self.num_envs - int(row["starting"].sum())
-            self.returns += rewards
-            self.lengths += ~row["starting"]
-            self.ended = terminated | truncated
             if self.ended.any():
                 ends += self._log_ends(infos)
         episodes = self._episodes(rows)
@@ -98,8 +82,28 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         self._increase_sampled_metrics(steps, ends)
         return episodes
 
+    def _step_all(self, explore: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """One step of all environments: what happened in each # (N, ...), and their infos."""
+        actions, outputs = self._act(explore)
+        row = {
+            Columns.OBS: self.observations,
+            Columns.ACTIONS: actions,
+            "starting": self.ended,
+            **outputs,
+        }
+        if self.pictures is not None:
+            row[PICTURES] = self.pictures
+        self.observations, rewards, terminated, truncated, infos = self.env.step(self._for_env(actions))
+        self.pictures = infos.get(PICTURES)
+        self.returns += rewards
+        self.lengths += ~row["starting"]
+        self.ended = terminated | truncated
+        ends = {Columns.TERMINATEDS: terminated, Columns.TRUNCATEDS: truncated}
+        return row | {Columns.REWARDS: rewards} | ends, infos
+
     def _reset(self) -> None:
-        self.observations, _ = self.env.reset(seed=self._seed)
+        self.observations, infos = self.env.reset(seed=self._seed)
+        self.pictures = infos.get(PICTURES)  # of the first environments, where there are some
         self._needs_initial_reset = False
         self.ended = np.zeros(self.num_envs, bool)  # with its last step: the next one starts an episode
         self.episodes = [0] * self.num_envs  # their numbers since the reset
@@ -181,6 +185,8 @@ class VectorEnvRunner(SingleAgentEnvRunner):
             name: buffer(columns[name][i, first:end])
             for name in (Columns.ACTION_DIST_INPUTS, Columns.ACTION_LOGP)
         }
+        if i < len(columns.get(PICTURES, ())):
+            outputs[PICTURES] = buffer(columns[PICTURES][i, first:end])
         return SingleAgentEpisode(
             id_=f"{self.first_round}-{self.worker_index}-{i}-{self.episodes[i]}",
             observations=buffer(tree.map_structure(itemgetter((i, slice(first, end + 1))), observations)),
@@ -212,6 +218,7 @@ def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:
         observations=parts_of(observations)[0],
         actions=np.asarray(episode.get_actions(steps)),
         log_probs=np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP, steps)),
+        pictures=_pictures(episode, steps),
         rewards=episode.get_rewards(steps),
         terminated=episode.is_terminated,
         truncated=episode.is_truncated,
@@ -220,3 +227,9 @@ def trajectory_of(episode: SingleAgentEpisode) -> Trajectory:
         worker=int(worker),
         env=int(env),
     )
+
+
+def _pictures(episode: SingleAgentEpisode, steps: slice) -> np.ndarray | None:
+    """What people see before each action, where that was drawn."""
+    there = PICTURES in episode.extra_model_outputs
+    return np.asarray(episode.get_extra_model_outputs(PICTURES, steps)) if there else None

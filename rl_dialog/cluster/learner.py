@@ -170,21 +170,14 @@ class TrainingBatch(ConnectorV2):
         self, *, rl_module: Any, batch: dict[str, Any], episodes: list[Any], **_: Any
     ) -> dict[str, Any]:
         settings, steps = self.settings, [len(each) for each in episodes]
-        device = next(rl_module[DEFAULT_MODULE_ID].parameters()).device
+        module = rl_module[DEFAULT_MODULE_ID]
+        device = next(module.parameters()).device
         pieces = [
             each.get_observations(slice(0, n + 1)) for each, n in zip(episodes, steps, strict=True)
         ]  # with the states after them
         seen = tree.map_structure(lambda *each: torch.from_numpy(np.concatenate(each)).to(device), *pieces)
         ends = np.cumsum([n + 1 for n in steps])
-        parts = [
-            tree.map_structure(itemgetter(slice(end - n - 1, end)), seen)
-            for n, end in zip(steps, ends, strict=True)
-        ]
-        with torch.no_grad():
-            values = [
-                rl_module[DEFAULT_MODULE_ID].compute_values({Columns.OBS: each}).cpu().numpy()
-                for each in parts
-            ]  # (n + 1,) each
+        values = _values_of(module, seen, ends)
         rewards, ended = [each.get_rewards() for each in episodes], [each.is_terminated for each in episodes]
         advantages = generalised_advantages(
             rewards, values, ended, gamma=settings.gamma, gae_lambda=settings.gae_lambda
@@ -212,6 +205,17 @@ class TrainingBatch(ConnectorV2):
         }
 
 
+@torch.no_grad()
+def _values_of(module: Any, seen: Any, ends: np.ndarray) -> list[np.ndarray]:
+    """The values (n + 1,) of each episode's states, which stand in `seen` one episode behind the other, up to
+    `ends`."""
+    parts = (
+        tree.map_structure(itemgetter(slice(start, end)), seen)
+        for start, end in zip([0, *ends[:-1]], ends, strict=True)
+    )
+    return [module.compute_values({Columns.OBS: each}).cpu().numpy() for each in parts]
+
+
 class PolicyLearner(TorchLearner):
     """Optimizers, their learning rates, and the place of learned rewards.
 
@@ -220,6 +224,7 @@ class PolicyLearner(TorchLearner):
     """
 
     earlier_steps = 0  # of the environments, before this learner was made
+    pace = 1.0  # factor of the policy's learning rate: how far the reward is to be followed
 
     def learn_from(self, reward: LearnedReward) -> None:
         """From now on, instead of the environment's rewards."""
@@ -254,11 +259,13 @@ class PolicyLearner(TorchLearner):
         super().before_gradient_based_update(timesteps=timesteps)
         settings: PPO = self.config.learner_config_dict["settings"]
         steps = self.earlier_steps + timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
-        for name, optimizer in self.optimizers.items() if settings.lr_zero_steps else ():
-            peak = settings.learning_rate if name == "policy" else settings.value_learning_rate
-            optimizer.param_groups[0]["lr"] = learning_rate_at(
-                steps, peak=peak, warmup=0, total=settings.lr_zero_steps, schedule="linear"
-            )
+        for name, optimizer in self.optimizers.items():
+            rate = settings.learning_rate if name == "policy" else settings.value_learning_rate
+            if settings.lr_zero_steps:
+                rate = learning_rate_at(
+                    steps, peak=rate, warmup=0, total=settings.lr_zero_steps, schedule="linear"
+                )
+            optimizer.param_groups[0]["lr"] = rate * (self.pace if name == "policy" else 1.0)
 
 
 class PPOPolicyLearner(PolicyLearner):
@@ -292,6 +299,8 @@ class PPOPolicyLearner(PolicyLearner):
                 else [slice(None)]
             ):
                 parts.append(self._step(tree.map_structure(itemgetter(chosen), batch), settings))
+        if isinstance(self.network, ControlPolicy):
+            self.network.fit_observations(batch[Columns.OBS])
         names = (POLICY_LOSS_KEY, VF_LOSS_KEY, ENTROPY_KEY)
         metrics = {
             name: torch.stack(values).mean().item()

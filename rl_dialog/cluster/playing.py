@@ -154,9 +154,7 @@ def _played(
         yield from _roles_played(config, make_env, drawn, device, address)
         return
     if config.checkpoint:
-        make = partial(
-            CheckpointPlayer, make_env, "auto" if config.num_workers else device, keep_caches=True
-        )
+        make = partial(CheckpointPlayer, make_env, "auto" if config.num_workers else device, keep_caches=True)
         size, seeds = AHEAD * config.batch_size, (config.seed, config.batch_size)
     else:
         make, size, seeds = partial(ScriptedPlay, make_env, config.player), CHUNK, (config.seed,)

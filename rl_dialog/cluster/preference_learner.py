@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from rl_dialog.evaluation.control_episodes import first_episodes
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.learned_reward import LearnedReward
+from rl_dialog.preferences.run_files import newest_version
 from rl_dialog.preferences.segments import Clip
 from rl_dialog.training.policy_gradient import PPO
 
@@ -46,6 +49,10 @@ class LearnerSettings:
     eval_episodes: int = 100
     averaging: float = 0.97  # of the policy's weights over the rounds, see Learner; 0: none
     device: str = "cpu"  # of the networks
+    normalise_observations: bool = False  # that are numbers, in the policy
+    drawn: bool = False  # environments draw what people will see
+    aligned: float = 0.0  # share of the episodes whose first clip begins with them
+    confirm: bool = False  # a reward is followed as fast as labels confirm it, and else at full speed
 
 
 class Learner:
@@ -62,40 +69,66 @@ class Learner:
         latest = self.folder / "latest"
         self.round, self.gathered = 0, 0
         source = self.folder / latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
-        probe = settings.make_envs(1, worker=0)
-        shape = shape_of(probe)
-        probe.close()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed)
-            start = source / "trainer" / "current" if source else settings.checkpoint
-            policy = ControlPolicy.from_pretrained(start, expected=shape) if start else ControlPolicy(shape)
+        policy = self._policy(source)
         self.average = AveragedModel(
             policy, multi_avg_fn=get_ema_multi_avg_fn(settings.averaging), use_buffers=True
         )
         if source:
-            progress = json.loads((source / "trainer" / "progress.json").read_text(encoding="utf-8"))
-            self.round, self.gathered = progress["round"], progress["gathered"]
-            self.average.module.load_state_dict(ControlPolicy.from_pretrained(source).state_dict())
-            self.average.n_averaged.fill_(1)
+            self._load_progress(source)
         self.reward = LearnedReward(
             settings.clip_length,
             environment=settings.environment,
             keep=settings.clips_per_round,
             device=settings.device,
+            aligned=settings.aligned,
         )
-        more = {
-            "workers": settings.workers,
-            "envs": settings.envs,
-            "seed": settings.seed,
-            "first_round": self.round,
-            "renew_every": settings.save_every,
-            "device": settings.device,
-        }
-        self.trainer = PolicyTrainer(
-            policy, settings.make_envs, settings.ppo, reward=self.reward if settings.learned else None, **more
-        )
+        self.trainer = self._trainer(policy)
         if source:
             self.trainer.load(source / "trainer")
+        version = newest_version(self.folder / "reward")
+        if settings.learned and version:  # a run that goes on has a reward from its first step on
+            path = self.folder / "reward" / str(version)
+            self._follow(RewardModel.from_pretrained(path, expected=policy.config), version)
+
+    def _policy(self, source: Path | None) -> ControlPolicy:
+        """The policy as the last round left it in the checkpoint `source`, or as the run begins with it.
+        Raises UserError for one of another shape than the environment's."""
+        settings = self.settings
+        probe = settings.make_envs(1, worker=0)
+        shape = shape_of(probe, normalise_observations=settings.normalise_observations)
+        probe.close()
+        start = source / "trainer" / "current" if source else settings.checkpoint
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            return ControlPolicy.from_pretrained(start, expected=shape) if start else ControlPolicy(shape)
+
+    def _load_progress(self, source: Path) -> None:
+        """Rounds and the average over them."""
+        progress = json.loads((source / "trainer" / "progress.json").read_text(encoding="utf-8"))
+        self.round, self.gathered = progress["round"], progress["gathered"]
+        self.average.module.load_state_dict(ControlPolicy.from_pretrained(source).state_dict())
+        self.average.n_averaged.fill_(1)
+
+    def _trainer(self, policy: ControlPolicy) -> PolicyTrainer:
+        """What plays and updates the policy, from the round that the run is in."""
+        settings = self.settings
+        return PolicyTrainer(
+            policy,
+            partial(settings.make_envs, pictures=True) if settings.drawn else settings.make_envs,
+            settings.ppo,
+            workers=settings.workers,
+            envs=settings.envs,
+            seed=settings.seed,
+            first_round=self.round,
+            renew_every=settings.save_every,
+            device=settings.device,
+            reward=self.reward if settings.learned else None,
+        )
+
+    def _follow(self, model: RewardModel, version: int) -> None:
+        """From now on this reward, at full speed or as fast as labels confirm it."""
+        self.reward.use(model, version)
+        self.trainer.pace(float(model.confirmed) if self.settings.confirm else 1.0)
 
     @property
     def steps(self) -> int:
@@ -108,13 +141,15 @@ class Learner:
         if self.round % self.settings.save_every == 0:
             self.reward.renew(self.settings.seed * 1_000_003 + self.round)
         if published and published[0] > self.reward.version:
-            self.reward.use(published[1], published[0])
+            self._follow(published[1], published[0])
         self.round += 1
         before = self.steps
         if self.settings.learned and self.reward.model is None:
             trajectories = self.trainer.sample()
             self.reward(trajectories)
             self.gathered += sum(len(each.actions) for each in trajectories)
+            if self.settings.normalise_observations:
+                self.trainer.observe(trajectories)
             metrics = {}
         else:
             metrics = {f"train/{name}": value for name, value in self.trainer.train().items()}
@@ -133,9 +168,10 @@ class Learner:
         }
         return metrics, self.reward.take_clips()
 
-    def run(self, steps: int, log: Log) -> None:
-        """On the environment's own reward, until it has learned from so many steps."""
-        while self.steps < steps:
+    def run(self, steps: int, log: Log, *, stop: threading.Event | None = None) -> None:
+        """On the environment's own reward, until it has learned from so many steps, or `stop` is set."""
+        stop = stop or threading.Event()
+        while self.steps < steps and not stop.is_set():
             metrics, _ = self.step()
             log(
                 int(metrics.pop("steps")),
@@ -151,7 +187,7 @@ class Learner:
         returns = np.zeros(envs.num_envs)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(EVALUATION)
-            for _, _, rewards, running in first_episodes(policy, envs, seed=EVALUATION, greedy=greedy):
+            for _, _, rewards, running, _ in first_episodes(policy, envs, seed=EVALUATION, greedy=greedy):
                 returns += np.where(running, rewards, 0)
         envs.close()
         return float(returns.mean())

@@ -3,6 +3,7 @@ there, and the policy from the true reward."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -35,14 +36,19 @@ def learn_from_labels(
     in_turn: bool,
     address: str | None,
     person: str | None,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
     """All roles, or those that gather labels; headline figures. `in_turn`: one after the other in this
-    process; `person`: who answers on the page without a token."""
+    process; `person`: who answers on the page without a token; `stop`: set when the run is to end and to
+    save."""
     with nullcontext() if in_turn else connect(address):
         gpus = torch.cuda.device_count() if in_turn else ray.cluster_resources().get("GPU", 0)
         plan = plan_of(run, make_envs, out, gpus=gpus, person=person)
         with logged() as log:
-            run_in_turn(plan, out, log) if in_turn else Supervisor(plan, out, log).run()
+            if in_turn:
+                run_in_turn(plan, out, log, stop=stop)
+            else:
+                Supervisor(plan, out, log, stop=stop).run()
     counts = LabelLog(run.labels, create=False).counts()
     return RunFiles(out).headline() | {name: counts[name] for name in ("labels", "ties", "skipped")}
 
@@ -62,12 +68,18 @@ def fit_reward(run: PreferenceRun, make_envs: MakeEnvs, out: Path, logged: Logge
 
 
 def learn_from_true_reward(
-    run: PreferenceRun, make_envs: MakeEnvs, out: Path, logged: Logged, *, address: str | None
+    run: PreferenceRun,
+    make_envs: MakeEnvs,
+    out: Path,
+    logged: Logged,
+    *,
+    address: str | None,
+    stop: threading.Event | None = None,
 ) -> dict[str, Any]:
-    """The policy from the environment's own reward; headline figures."""
+    """The policy from the environment's own reward; headline figures. `stop` as above."""
     with connect(address) if run.num_workers else nullcontext(), logged() as log:
         placed_run = placed(run, make_envs, torch.cuda.device_count())
-        make_learner(placed_run, make_envs, out, learned=False).run(run.steps, log)
+        make_learner(placed_run, make_envs, out, learned=False).run(run.steps, log, stop=stop)
     return RunFiles(out).headline()
 
 

@@ -11,6 +11,7 @@ from rl_dialog.cluster.preferences import Plan
 from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import shape_of
 from rl_dialog.models.reward_model import RewardModelConfig
+from rl_dialog.preferences.environments import is_drawn_when_seen, observes_pictures
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.roles import Asker, OracleLabeller, Teacher
@@ -62,10 +63,7 @@ def placed(run: R, make_envs: MakeEnvs, gpus: float) -> R:
         raise UserError("--device cuda: expected a GPU that torch and Ray know of, found none")
     if run.device != "auto":
         return run
-    envs = make_envs(1)
-    pictures = len(envs.single_observation_space.shape) == 3
-    envs.close()
-    return replace(run, device="cuda" if gpus and pictures else "cpu")
+    return replace(run, device="cuda" if gpus and observes_pictures(make_envs) else "cpu")
 
 
 def make_learner(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, learned: bool = True) -> Learner:
@@ -76,8 +74,11 @@ def make_learner(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, learned:
     more = {"envs": run.num_envs, "workers": run.num_workers, "checkpoint": run.model_name_or_path}
     more |= {name: getattr(run, name) for name in names}
     ppo = run.ppo if run.algorithm == "ppo" else run.a2c
-    clip_length = make_envs.func.clip_length
-    return Learner(LearnerSettings(run.env, make_envs, ppo, clip_length, learned=learned, **more), out)
+    more |= {"normalise_observations": run.normalise_observations, "aligned": run.aligned_clips}
+    more["confirm"] = run.reward.confirm
+    # People cannot tell from numbers what happened.
+    more["drawn"] = learned and run.labeller != "oracle" and is_drawn_when_seen(make_envs)
+    return Learner(LearnerSettings(run.env, make_envs, ppo, run.clip_length, learned=learned, **more), out)
 
 
 def make_asker(run: PreferenceRun, make_envs: MakeEnvs, out: Path) -> Asker:
@@ -106,15 +107,26 @@ def reward_shape(make_envs: MakeEnvs, *, hidden: tuple[int, ...] = (), **more: A
     """The shape of a reward model for an environment. `more`: other fields. Without `hidden` it is (64, 64),
     after convolutions (64,)."""
     envs = make_envs(1, worker=0)
-    policy = shape_of(envs)
+    policy, limit = shape_of(envs), limit_of(envs.single_action_space)
     envs.close()
     return RewardModelConfig(
         policy.observation,
         policy.actions,
         policy.discrete,
         hidden=hidden or ((64,) if policy.pixels else (64, 64)),
+        action_limit=limit,
         **more,
     )
+
+
+def limit_of(actions: Any) -> float:
+    """What an environment cuts actions to, the same up and down; 0 for others."""
+    low, high = getattr(actions, "low", None), getattr(actions, "high", None)
+    if low is None or low.dtype.kind != "f":
+        return 0.0
+    limit = float(high.flat[0])
+    is_same = limit < float("inf") and (high == limit).all() and (low == -limit).all()
+    return limit if is_same else 0.0
 
 
 def make_oracle(run: PreferenceRun, out: Path) -> OracleLabeller:

@@ -10,16 +10,19 @@ one immutable object, of which nobody ever sees half. Queues, by what may be los
 in flight, and what comes while the asker is busy is dropped and counted; labels go to the log, which
 acknowledges none before it is on disk; the learner has one round in flight.
 
-A role whose process dies, or does not answer for `HEARTBEAT` seconds, is reported in events.jsonl and on
-stderr, and made again from what it keeps in the run's folder; after RESTARTS times without a step in between
-the run ends with an error.
+A role whose process dies is made again by Ray, from what it keeps in the run's folder. What Ray does not see
+is a process that is there and says nothing: roles are asked every BEAT seconds whether they live, which they
+say also while they load or are at work (role_actor.py), and one that is silent for `Role.patience` is ended,
+so that Ray makes it again. A slow start is no death: while its process answers it has LOADING seconds, and
+twice as many each time. All this is reported in events.jsonl and on stderr; after RESTARTS times without a
+step in between the run ends with an error.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,16 +31,20 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 
+from rl_dialog.cluster.role_actor import RoleActor
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError
 
+BEAT = 1.0  # seconds between two questions whether a role lives
 HEARTBEAT = 10.0  # seconds that a role which runs has to answer
+STARTING = 120.0  # seconds that a new one has to find a place and to answer, or to answer while it loads
+LOADING = 600.0  # seconds that a process which answers has to import and load its role
+SAID = 60.0  # seconds after which it is said that it still loads; then twice as long each time
 RESTARTS = 3
+LAST = 600.0  # seconds for the round that is under way at the end, and as many to save
 IDLE = 0.1  # seconds before a role that had nothing to do is asked again
 FRUITLESS = 1000  # rounds
-STARTING = 120.0  # seconds that a new role has to find a place, import and load
 
 Log = Callable[[int, dict[str, float]], None]
 
@@ -66,12 +73,13 @@ class Plan:
     paced: bool = False
 
 
-def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
-    """The synchronous run."""
+def run_in_turn(plan: Plan, folder: Path, log: Log, *, stop: threading.Event | None = None) -> None:
+    """The synchronous run, until `stop` is set: then it saves what the policy has learned."""
     learner, asker, teacher = plan.learner(), plan.asker(), plan.teacher and plan.teacher()
     labellers = [make() for make in plan.labellers.values()]
-    fruitless, asked, taught = 0, {}, {}
-    while learner.steps < plan.steps:
+    fruitless, asked, taught, stop = 0, {}, {}, stop or threading.Event()
+    doubt = Doubt()
+    while learner.steps < plan.steps and not stop.is_set():
         published = teacher.published() if teacher else None
         metrics, clips = learner.step(published)
         steps, due = int(metrics.pop("steps")), metrics.pop("due")
@@ -79,6 +87,7 @@ def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
         answered = sum(labeller.step()["answered"] for labeller in labellers)
         asked |= asker.log.counts()  # with these answers
         taught = teacher.step() if teacher else {}
+        doubt.say(taught)
         log(steps, metrics | {f"pref/{name}": value for name, value in (asked | taught).items()})
         if due:
             learner.save()
@@ -95,23 +104,6 @@ def run_in_turn(plan: Plan, folder: Path, log: Log) -> None:
     write_status(folder, plan, learner.steps, asked | taught, over=True)
 
 
-@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"health": 1})
-class RoleActor:
-    """One role in a process of its own."""
-
-    def __init__(self, make: Callable[[], Any], threads: int) -> None:
-        torch.set_num_threads(threads)
-        self.role = make()
-
-    @ray.method(concurrency_group="health")
-    def pid(self) -> int:
-        """Answered while a step is under way."""
-        return os.getpid()
-
-    def call(self, name: str, *arguments: Any, **named: Any) -> Any:
-        return getattr(self.role, name)(*arguments, **named)
-
-
 @dataclass
 class Role:
     """An actor, and what is under way with it."""
@@ -123,26 +115,34 @@ class Role:
     running: Any = None  # reference of the step's metrics
     rest: Any = None  # of what else it returns, if two things
     asked: Any = None  # reference of the heartbeat under way
-    heard: float = 0.0  # when it last answered, of time.monotonic
-    next: float = 0.0  # not before
+    ask: float = 0.0  # not before
+    silent: float = 0.0  # seconds since it last answered
+    is_made: bool = False  # by the process that answered last
+    loading: float = 0.0  # seconds that this process has been making it
+    due: float = SAID  # of `loading`, to say so
+    next: float = 0.0  # no step before
     failures: int = 0  # since its last finished step
     restarts: int = 0
-    silences: int = 0  # restarts because it did not answer
+    silences: int = 0  # restarts because it did not answer, or load in time
     state: dict[str, float] = field(default_factory=dict)  # what its last step said
 
     @property
     def patience(self) -> float:
         """Seconds without an answer after which it is made again; twice as many each time, because on a busy
-        machine to be slow is not to be dead. A process that dies is known at once."""
-        return (HEARTBEAT if self.pid else STARTING) * 2 ** min(self.silences, 4)
+        machine to be slow is not to be dead."""
+        return self.at_most(HEARTBEAT if self.is_made else STARTING)
+
+    def at_most(self, seconds: float) -> float:
+        return seconds * 2 ** min(self.silences, 4)
 
 
 class Supervisor:
     """The asynchronous run, of the actors of one Plan. Raises UserError where a role cannot be kept alive,
     and what a role raised."""
 
-    def __init__(self, plan: Plan, folder: Path, log: Log) -> None:
+    def __init__(self, plan: Plan, folder: Path, log: Log, *, stop: threading.Event | None = None) -> None:
         self.plan, self.folder, self.log = plan, folder, log
+        self.stop, self.doubt = stop or threading.Event(), Doubt()
         named = {"learner": plan.learner, "asker": plan.asker, "teacher": plan.teacher, **plan.labellers}
         self.roles = {name: Role(name, make) for name, make in named.items() if make}
         self.published: Any = None  # reference of (version, model)
@@ -151,15 +151,16 @@ class Supervisor:
         self.steps, self.clips, self.dropped = 0, None, 0
         self.worker_restarts = 0  # of the learner's env runners
         self.events: deque[dict[str, Any]] = deque(maxlen=20)
-        self.over, self.told = False, 0.0
+        self.over, self.told, self.looked = False, 0.0, time.monotonic()
         self.rates: deque[tuple[float, int]] = deque(maxlen=60)
 
     def run(self) -> None:
-        """Until the policy has learned from so many steps, or so many labels are gathered."""
+        """Until the policy has learned from so many steps, so many labels are gathered, or `stop` is set:
+        then the round that is under way is saved."""
         try:
             for role in self.roles.values():
                 self._start(role)
-            while not self.over:
+            while not (self.over or self.stop.is_set()):
                 self._give_steps()
                 waiting = {role.running: role for role in self.roles.values() if role.running is not None}
                 ready, _ = ray.wait(list(waiting), timeout=0.05) if waiting else ([], [])
@@ -169,8 +170,8 @@ class Supervisor:
                     self._finish(waiting[reference])
                 self._check_health()
                 self._tell()
-            if "learner" in self.roles:
-                self._last(self.roles["learner"], "save")
+            if "learner" in self.roles and not (self.stop.is_set() and not self.steps):
+                self._save(self.roles["learner"])
         finally:
             for role in self.roles.values():
                 if role.actor is not None:
@@ -219,11 +220,11 @@ class Supervisor:
         try:
             state = ray.get(reference)
         except ray.exceptions.RayActorError:
-            return self._restart(role, "its process died")
+            return self._wait_for(role)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, UserError | OSError) else error
             raise cause from error
-        role.failures, role.heard = 0, time.monotonic()
+        role.failures = 0
         take = {"learner": self._take_learner, "asker": self._take_asker, "teacher": self._take_teacher}.get(
             role.name
         )
@@ -242,7 +243,7 @@ class Supervisor:
         role.state = state
         restarts = int(state.get("train/worker_restarts", 0))
         if restarts > self.worker_restarts:
-            self._report("worker", 0, "the process of an env runner died", restarts)
+            self._tell_event("worker", 0, "the process of an env runner died", restarts)
         self.worker_restarts = restarts
         if self.clips is not None:
             self.dropped += 1
@@ -271,16 +272,26 @@ class Supervisor:
 
     def _take_teacher(self, role: Role, state: dict[str, float], published: Any) -> None:
         if state:
+            self.doubt.say(state)
             role.state, self.published = state, published
             self.version, self.known = int(state["version"]), int(state["all_labels"])
         else:
             role.next = time.monotonic() + IDLE
 
-    def _last(self, role: Role, name: str) -> None:
-        """A call that the run does not end without."""
-        if role.running is not None:
-            ray.wait([role.running], timeout=600)
-        ray.get(role.actor.call.remote(name), timeout=600)
+    def _save(self, role: Role) -> None:
+        """What the learner has learned, at the end, with the round that is under way. Raises UserError where
+        it cannot."""
+        while role.running is not None and ray.wait([role.running], timeout=LAST)[0]:
+            self._finish(role)
+        lost = "what it learned since its last checkpoint is lost. Go on by --resume"
+        try:
+            saved = ray.get(role.actor.call.remote("save"), timeout=LAST)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            died = isinstance(error, ray.exceptions.RayActorError)
+            why = "its process died" if died else f"it did not answer for {LAST:.0f} s"
+            raise UserError(f"the learner could not save: {why}; {lost}") from error
+        if int(saved.rpartition("-")[2]) < self.steps:  # it was made again meanwhile
+            raise UserError(f"the learner's process died before it could save; {lost}")
 
     def _rate(self, counts: Mapping[str, float]) -> float:
         """Labels per minute, over the last rounds."""
@@ -292,46 +303,75 @@ class Supervisor:
 
     def _start(self, role: Role) -> None:
         gpus = self.plan.gpus if role.name in ("learner", "teacher") else 0
-        role.actor = RoleActor.options(num_gpus=gpus).remote(role.make, 1)
-        role.asked, role.heard, role.pid = role.actor.pid.remote(), time.monotonic(), 0
-        role.running = role.rest = None
-        role.next = 0.0
+        role.actor = RoleActor.options(num_gpus=gpus).remote(ray.cloudpickle.dumps(role.make), 1)
 
-    def _restart(self, role: Role, why: str) -> None:
-        role.failures += 1
-        role.restarts += 1
-        self._report(role.name, role.pid, why, role.restarts)
-        if role.failures > RESTARTS:
-            raise UserError(
-                f"the role {role.name} died {role.failures} times without a step in between ({why}); "
-                "RL_DIALOG_DEBUG=1 shows Ray's log"
-            )
-        ray.kill(role.actor)
-        self._start(role)
+    def _wait_for(self, role: Role) -> None:
+        """What it was to do is lost; Ray makes it again, and the next heartbeat says so."""
+        role.is_made, role.next = False, time.monotonic() + IDLE
         if role.name == "learner":
-            self.sent = 0  # it starts without a reward
+            self.sent = 0  # it starts with the reward of the folder
 
     def _check_health(self) -> None:
         now = time.monotonic()
+        # A driver that was itself held up does not take that for the silence of others.
+        passed, self.looked = min(now - self.looked, BEAT), now
         for role in self.roles.values():
-            if role.asked is not None and ray.wait([role.asked], timeout=0)[0]:
-                try:
-                    role.pid = ray.get(role.asked)
-                except ray.exceptions.RayActorError:
-                    if role.running is None:  # otherwise the step says so
-                        self._restart(role, "its process died")
-                    continue
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from error
-                role.asked, role.heard = None, now
-            elif role.asked is None and now - role.heard > 1:
-                role.asked = role.actor.pid.remote()
-            elif now - role.heard > role.patience:
-                silent = f"did not answer for {role.patience:.0f} s"
-                role.silences += 1
-                self._restart(role, f"it {silent}" if role.pid else f"it was started and {silent}")
+            role.silent += passed
+            if role.asked is None:
+                if now >= role.ask:
+                    role.asked, role.ask = role.actor.beat.remote(), now + BEAT
+            elif ray.wait([role.asked], timeout=0)[0]:
+                self._hear(role)
+            if role.silent > role.patience:
+                self._end(role, f"it did not answer for {role.patience:.0f} s")
 
-    def _report(self, name: str, pid: int, what: str, restarts: int) -> None:
+    def _hear(self, role: Role) -> None:
+        """Takes a heartbeat. Another process than before is one that Ray has made again."""
+        asked, role.asked = role.asked, None
+        try:
+            pid, role.is_made = ray.get(asked)
+        except ray.exceptions.RayActorError:
+            return self._wait_for(role)
+        if role.pid != pid:
+            if role.pid:
+                self._report(role, "its process died")
+            role.pid, role.loading, role.due = pid, 0.0, SAID
+        elif not role.is_made:
+            self._say_loading(role)
+        role.silent = 0.0
+
+    def _say_loading(self, role: Role) -> None:
+        role.loading += role.silent
+        if role.loading > role.at_most(LOADING):
+            self._end(role, f"it was not loaded in {role.at_most(LOADING):.0f} s")
+        elif role.loading > role.due:
+            role.due *= 2
+            limit = f"it answers, and has {role.at_most(LOADING):.0f} s"
+            print(
+                f"{role.name} (process {role.pid}): still loading after {role.loading:.0f} s; {limit}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _end(self, role: Role, why: str) -> None:
+        """Ends a process that is there, so that Ray makes it again."""
+        role.silences += 1
+        self._report(role, why)
+        ray.kill(role.actor, no_restart=False)
+        role.pid, role.is_made, role.silent = 0, False, 0.0
+
+    def _report(self, role: Role, why: str) -> None:
+        """A role that is made again. Raises UserError where that has happened too often."""
+        role.failures += 1
+        role.restarts += 1
+        self._tell_event(role.name, role.pid, why, role.restarts)
+        if role.failures > RESTARTS:
+            raise UserError(
+                f"the role {role.name} was lost {role.failures} times without a step in between (at last: "
+                f"{why}); RL_DIALOG_DEBUG=1 shows Ray's log"
+            )
+
+    def _tell_event(self, name: str, pid: int, what: str, restarts: int) -> None:
         event = {"time": time.time(), "role": name, "pid": pid, "what": what, "restarts": restarts}
         self.events.append(event)
         print(f"{name} (process {pid or 'unknown'}): {what}; it is made again", file=sys.stderr, flush=True)
@@ -343,13 +383,12 @@ class Supervisor:
         if time.monotonic() - self.told < 1 and not over:
             return
         self.told = time.monotonic()
-        now = time.monotonic()
         roles = {
             role.name: {
                 "pid": role.pid,
                 "restarts": role.restarts,
                 "busy": role.running is not None,
-                "silent": round(max(0.0, now - role.heard), 1),
+                "silent": round(role.silent, 1),
             }
             for role in self.roles.values()
         }
@@ -363,6 +402,29 @@ class Supervisor:
             "events": list(self.events),
         }
         write_status(self.folder, self.plan, self.steps, counts | more, over=over)
+
+
+class Doubt:
+    """Says on stderr when the reward explains no more of the labels than knowing nothing does, and when it
+    does so again."""
+
+    def __init__(self) -> None:
+        self.is_said = False
+
+    def say(self, metrics: Mapping[str, float]) -> None:
+        """`metrics`: of a version of the reward, or nothing."""
+        if "confirmed" not in metrics or (metrics["confirmed"] == 0) == self.is_said:
+            return
+        self.is_said = not self.is_said
+        what = "no" if self.is_said else "again some"
+        then = "the policy waits" if self.is_said else "the policy follows it"
+        share = f"{metrics.get('validation_tie_share', 0):.0%} of the validation labels are ties"
+        print(
+            f"reward {metrics['version']:.0f}: the {metrics['unseen_labels']:.0f} labels that prefer "
+            f"something and that it was not fitted to confirm {what} part of it, so {then} ({share})",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def write_status(folder: Path, plan: Plan, steps: int, more: Mapping[str, Any], *, over: bool) -> None:

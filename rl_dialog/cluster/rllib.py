@@ -20,7 +20,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -171,6 +171,25 @@ class PolicyTrainer:
                 )
             time.sleep(AGAIN)
         return samples
+
+    def pace(self, factor: float) -> None:
+        """From now on the policy's learning rate is so many times what the settings say."""
+
+        def change(learner: PolicyLearner) -> None:
+            learner.pace = factor
+
+        self._on_learner(change)
+
+    def observe(self, trajectories: Sequence[Trajectory]) -> None:
+        """What the policy normalises observations by takes these in, before anything is learned from any."""
+        seen = np.concatenate([each.observations[: len(each.actions)] for each in trajectories])
+        self._on_learner(lambda each: each.network.fit_observations(torch.from_numpy(seen)))
+        if self.algorithm:
+            self.algorithm.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.algorithm.learner_group, inference_only=True
+            )
+        else:
+            self.runner.module.network.load_state_dict(self.learner.network.state_dict())
 
     def policy(self) -> Policy:
         """A copy of the policy as it is now."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,20 +24,25 @@ from rl_dialog.evaluation.experiment import ERROR, RESULT, Progress, Run, Say, T
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.sweep import Trial
 from rl_dialog.evaluation.sweep_measured import check_figure, check_metric
-from rl_dialog.evaluation.sweep_space import OptunaSearch, Point, Sweep
+from rl_dialog.evaluation.sweep_space import DATA, OptunaSearch, Point, Sweep
+
+
+class Learning(Protocol):
+    """A verb that trials are runs of."""
+
+    config_of: Callable[..., Any]  # (data, out, seed, flags, start=None) -> its settings, with absolute paths
+    check_settings: Callable[[Any], None]  # before there is anything that they name
+    check: Callable[[Any], None]  # before the run starts
+    learn: Callable[..., dict[str, Any]]  # (settings, report=None): what one worker does
 
 
 class Stages(Protocol):
     """The verbs that an experiment calls (pipelines/stages.py)."""
 
-    train_worker: Callable[..., dict[str, Any]]
+    LEARNING: Mapping[str, Learning]
 
     def prepare_config(self, task: Task, folder: Path) -> Any: ...
-    def train_config(self, data: Path, out: Path, seed: int, flags: Sequence[str]) -> Any: ...
     def evaluate_config(self, task: Task, folder: Path, runs: Sequence[str]) -> Any: ...
-    def absolute(self, config: Any) -> Any: ...
-    def check_env(self, name: str) -> None: ...
-    def check_run(self, config: Any) -> None: ...
     def prepare_task(self, task: Progress, say: Say) -> None: ...
     def train_tasks(self, tasks: Sequence[Progress], chosen: Callable[[Run], bool], say: Say) -> None: ...
     def evaluate_tasks(self, tasks: Sequence[Progress], say: Say, *, required: str = ...) -> None: ...
@@ -77,7 +82,7 @@ class SweepExperiment:
                 check_figure(self.sweep.figure, self._evaluate_config(point), where=where)
             trials = list(self.trials_of(point.trained))
             for one in (*self.starts_of(point), *trials):
-                self.stages.check_env(one.config.env)
+                self.stages.LEARNING[one.verb].check_settings(one.config)
             trained += [one.config for one in trials]
         check_metric(self.sweep, trained, held_out=held_out, where=where)
 
@@ -88,19 +93,24 @@ class SweepExperiment:
         flags = [*shlex.split(self.sweep.start), *own.flags]
         seeds = self.sweep.seeds if self.sweep.start else ()
         data = self.out / "data"
-        return [self._run(BASELINE, seed, flags, data, self.out / f"{name}-seed{seed}") for seed in seeds]
+        places = {seed: self.out / f"{name}-seed{seed}" for seed in seeds}
+        return [self._run("train", BASELINE, seed, flags, data, place) for seed, place in places.items()]
 
     def trials_of(self, point: Point) -> Iterator[Run]:
         """The runs of a point, one per seed."""
-        first = {one.seed: ["--model_name_or_path", str(one.folder)] for one in self.starts_of(point)}
+        first = {one.seed: one.folder for one in self.starts_of(point)}
         data = point.data_folder(self.out) / "data"
+        words = [str(data) if word == DATA else word for word in shlex.split(self.sweep.flags)]
+        flags = [*words, *point.of("train").flags]
         for seed in self.sweep.seeds:
-            flags = [*shlex.split(self.sweep.train), *point.of("train").flags, *first.get(seed, ())]
-            yield self._run(point.name, seed, flags, data, self.out / "trials" / f"{point.name}-seed{seed}")
+            place = self.out / "trials" / f"{point.name}-seed{seed}"
+            yield self._run(self.sweep.verb, point.name, seed, flags, data, place, start=first.get(seed))
 
-    def _run(self, method: str, seed: int, flags: Sequence[str], data: Path, folder: Path) -> Run:
-        config = self.stages.train_config(data, folder, seed, ["--report_to", "none", *flags])
-        return Run(method, seed, self.stages.absolute(config))
+    def _run(
+        self, verb: str, name: str, seed: int, flags: Sequence[str], *places: Path, start: Path | None = None
+    ) -> Run:
+        config_of = self.stages.LEARNING[verb].config_of
+        return Run(name, seed, config_of(*places, seed, ["--report_to", "none", *flags], start))
 
     def _task(self, point: Point) -> Task:
         """What the stages need to know to prepare, to train the starts, and to evaluate."""
@@ -110,7 +120,7 @@ class SweepExperiment:
             for verb in ("prepare", "start", "evaluate")
         }
         logs = {"logs": sweep.logs, "write_logs": sweep.write_logs, "prepare": flags["prepare"]}
-        verbs = {"bc": flags["start"], "improve": sweep.train, "evaluate": flags["evaluate"]}
+        verbs = {"bc": flags["start"], "improve": sweep.flags, "evaluate": flags["evaluate"]}
         return Task(sweep.title, sweep.about, (sweep.figure,), **verbs, **logs)
 
     def _evaluate_config(self, point: Point) -> Any:
@@ -158,25 +168,26 @@ class SweepExperiment:
     def _train_all_seeds(self, points: Sequence[Point], limits: Limits, resources: Resources) -> list[Trial]:
         """Makes the data and the starts that these points need, runs what is not done, and tells how every
         trial ended."""
-        started = self._make_starts(points)
+        self._make_starts(points)
         planned = [(point, one) for point in points for one in self.trials_of(point)]
         planned = planned[: limits.trials or None]
-        for _, one in planned:
-            start = started.get(one.config.model.model_name_or_path)
+        learning = self.stages.LEARNING[self.sweep.verb]
+        for point, one in planned:
+            start = next((first for first in self.starts_of(point) if first.seed == one.seed), None)
             claim(one.folder, RESULT, one.recipe(start), keep=True)
             (one.folder / ERROR).unlink(missing_ok=True)
-            self.stages.check_run(replace(one.config, device="cpu"))  # the GPUs of the cluster were counted
+            learning.check(replace(one.config, device="cpu"))  # the GPUs of the cluster were counted
         # halving compares with those that are done
         left = [one for _, one in planned if self.sweep.halving or not one.is_done]
         if done := sum(one.is_done for _, one in planned):
             self.say(f"{done} trials are done already")
         if left:
             more = {"seconds": 60 * limits.minutes, "retries": limits.retries, "say": self.say}
-            run_all(left, self.stages.train_worker, self.sweep, self.out, resources=resources, **more)
+            run_all(left, learning.learn, self.sweep, self.out, resources=resources, **more)
         return [trial_of(point, one) for point, one in planned]
 
-    def _make_starts(self, points: Sequence[Point]) -> dict[str, Run]:
-        """The data of all mixes, and the bc of every start, by its folder."""
+    def _make_starts(self, points: Sequence[Point]) -> None:
+        """The data of all mixes, and the bc of every start."""
         firsts = {str(one.folder): one for point in points for one in self.starts_of(point)}
         base = Progress("sweep", self._task(Point({})), self.out, list(firsts.values()))
         folders = {point.data_folder(self.out): point for point in points}
@@ -194,7 +205,6 @@ class SweepExperiment:
         if failed := next((done for done in base.finished.values() if done.error), None):
             which = f"{BASELINE} of seed {failed.seed}, which trials start from"
             raise UserError(f"{which}, failed: {failed.error}")
-        return firsts
 
     def evaluate(self, points: Sequence[Point], trials: Sequence[Trial]) -> list[Trial]:
         """A report for every kind of start and way to evaluate, with its bc; returns every point's trials

@@ -33,13 +33,14 @@ from rl_dialog.evaluation.experiment import ERROR, Run, Say
 from rl_dialog.evaluation.sweep import Trial
 from rl_dialog.evaluation.sweep_space import Halving, Point, Sweep
 from rl_dialog.methods import METHODS
+from rl_dialog.rewards.choosing import read_weights
 
 REPORTS, STOPPED = "reports.jsonl", "stopped.txt"
 
 
 def run_all(
     left: Sequence[Run],
-    train_worker: Callable[..., Any],
+    learn: Callable[..., Any],
     sweep: Sweep,
     out: Path,
     *,
@@ -48,7 +49,8 @@ def run_all(
     retries: int,
     say: Say,
 ) -> None:
-    """These trials of a sweep, each from where it is; `train_worker(config, report=...)` trains.
+    """These trials of a sweep, each from where it is; `learn(config, report=...)` is what a worker of a trial
+    does.
 
     Ray must be running.
     """
@@ -65,7 +67,7 @@ def run_all(
     # what Tune knew of an earlier start; what counts is in the trials' folders
     shutil.rmtree(out / "tune", ignore_errors=True)
     run_trials(
-        partial(_run_trial, train_worker=train_worker, resources=resources),
+        partial(_run_trial, learn=learn, resources=resources),
         left,
         metric=sweep.metric,
         mode=sweep.mode,
@@ -87,7 +89,7 @@ def _note_end(one: Run, how: str) -> None:
 
 
 def _run_trial(
-    one: Run, report: Report, *, train_worker: Callable[..., Any], resources: Resources
+    one: Run, report: Report, *, learn: Callable[..., Any], resources: Resources
 ) -> dict[str, float] | None:
     """One trial from where it is to its end; what it reported before is reported again first, so that halving
     knows it."""
@@ -100,7 +102,7 @@ def _run_trial(
         return rows[-1]
     if (folder / STOPPED).is_file():
         return None
-    save_config(one.config, folder / "train.yaml", choices={"method": METHODS})
+    save_config(one.config, folder / f"{one.verb}.yaml", choices={"method": METHODS})
 
     def tell(metrics: dict[str, float], last: bool) -> None:
         _note(folder, metrics)
@@ -109,12 +111,12 @@ def _run_trial(
 
     try:
         if resources.in_trial:
-            train_worker(one.config, report=tell)
+            learn(one.config, report=tell)
         else:
             group = WorkerGroup(
                 resources.workers, resources.cpus_per_worker, resources.use_gpu, max_failures=0
             )
-            work = partial(train_worker, report=partial(_tell_tune, folder))
+            work = partial(learn, report=partial(_tell_tune, folder))
             fit(work, one.config, group, folder, callbacks=tune_callbacks())
     except Exception:
         (folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
@@ -162,12 +164,22 @@ def trial_of(point: Point, one: Run) -> Trial:
         "failed": (one.folder / ERROR).is_file(),
     }
     how = next((how for how, is_there in files.items() if is_there), "left")
+    weights, scales = _rewards(one)
+    error = _error(one) if how == "failed" else ""
+    about = {"error": error, "rewards": weights, "scales": scales, "verb": one.verb}
+    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports_of(one), **about)
+
+
+def _rewards(one: Run) -> tuple[dict[str, float], dict[str, float]]:
+    """The weights of the rewards that it learned from, and what their normalisers divide by; of a world that
+    pays by itself none."""
+    if one.verb == "online":
+        return read_weights(one.config.rewards), {}
     scored = load_manifest(one.config.data)["rewards"]
     weights = {name: row["weight"] for name, row in scored["components"].items() if row["weight"]}
-    scales = {name: _scale(row, scored["components"][name]) for name, row in scored["normalisers"].items()}
-    error = _error(one) if how == "failed" else ""
-    about = {"error": error, "rewards": weights, "scales": scales}
-    return Trial(point.name, point.values, one.seed, str(one.folder), how, reports_of(one), **about)
+    return weights, {
+        name: _scale(row, scored["components"][name]) for name, row in scored["normalisers"].items()
+    }
 
 
 def _error(one: Run) -> str:

@@ -14,10 +14,11 @@ which then ends:
                                                                       conversation
 
 A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an
-action that only bootstraps. Padding is `attention_mask`, never `done`. Rewards are float32 in raw units. A
-missing one (NaN in a Row: nobody rated the reply) is 0 in `reward` and `rewards`, and `rated` is false at
-every decision of its reply. Each method says what it makes of such a reply; to take the 0 for what it earned
-is wrong.
+action that only bootstraps. Where a row was cut because it was too long, what the conversation earned behind
+the cut is known and stands in `later_rewards`. Padding is `attention_mask`, never `done`. Rewards are float32
+in raw units. A missing one (NaN in a Row: nobody rated the reply) is 0 in `reward` and `rewards`, and `rated`
+is false at every decision of its reply. Each method says what it makes of such a reply; to take the 0 for
+what it earned is wrong.
 
 Everything a method needs is also gathered: `states` lists the flat positions b*T + t of the N decisions in
 reading order, then of the states that only bootstrap, so a vocabulary-wide head runs on S rows and never on
@@ -71,6 +72,18 @@ class Batch:
         None
     )
     proposal_logp: Tensor | None = None  # (R, n) float32: their log-probabilities
+    # Of rows that were cut, (B, K): what the K replies behind them earned, and how many tokens each has; 0
+    # behind the last one. None where no row knows how its conversation went on.
+    later_rewards: Tensor | None = None  # float32
+    later_tokens: Tensor | None = None  # int64
+    later_known: Tensor | None = None  # (B,) bool: the conversation ended with them, and all were rated
+    noise: Tensor | None = (
+        None  # (B,) int64: seeds of each row's latents, the same for all nets that read this batch
+    )
+    # Of rows that a policy with latents said: (R,) int64, the seed of each reply's latent; or (R, Z) the
+    # latent that was drawn, where nets are asked about that one. With both, words follow from the seed's.
+    reply_noise: Tensor | None = None
+    latents: Tensor | None = None
     # Of rows that a policy sampled to learn from (training/online.py), each (N,) float32:
     behaviour_logp: Tensor | None = None  # log-probability that each action had where it was sampled
     old_logp: Tensor | None = None  # what the policy gave it before the update, over the whole vocabulary
@@ -78,6 +91,11 @@ class Batch:
     weights: Tensor | None = None  # of each action in the loss, whose divisor is the update's episodes
     value_targets: Tensor | None = None  # what V is fitted to, in units of value
     supervised: float = 0.0  # of logged rows beside them: what the loss of each token is multiplied with
+    round: int = 0  # of the run that plays them, counted from 0
+    # The same of latents that were drawn, where the method learns to choose them, each (R,) float32:
+    latent_behaviour_logp: Tensor | None = None  # log-density where it was drawn
+    latent_prior_logp: Tensor | None = None
+    latent_advantages: Tensor | None = None
 
     @property
     def decisions(self) -> int:
@@ -144,7 +162,12 @@ def collate(
             "expected a state before the first action: a row may not begin with an assistant token "
             "(render a generation prompt first)"
         )
-    return _gathered(*map(torch.from_numpy, _padded(rows, pad_id, spread)), prior_logp)
+    batch = _gathered(*map(torch.from_numpy, _padded(rows, pad_id, spread)), prior_logp)
+    if all(len(row.latent_seeds) == len(row.reply_ends) for row in rows) and batch.decisions:
+        batch.reply_noise = torch.from_numpy(np.concatenate([row.latent_seeds for row in rows]))
+    if spread == "reply_end":
+        batch.later_rewards, batch.later_tokens, batch.later_known = _later(rows)
+    return batch
 
 
 def _padded(rows: Sequence[Row], pad_id: int, spread: str) -> tuple[np.ndarray, ...]:
@@ -175,6 +198,20 @@ def _padded(rows: Sequence[Row], pad_id: int, spread: str) -> tuple[np.ndarray, 
             done[b, places[-1]] = not row.truncated
             tail[b, length - 1] = row.truncated
     return ids, mask, act, reward, nxt, done, turn_end, tail, rated
+
+
+def _later(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
+    """(B, K), (B, K) and (B,): what followed rows that were cut."""
+    known = [row.truncated and row.later_done and not np.isnan(row.later_rewards).any() for row in rows]
+    if not any(known):
+        return None, None, None
+    shape = (len(rows), max(len(row.later_rewards) for row in rows))
+    rewards, tokens = np.zeros(shape, np.float32), np.zeros(shape, np.int64)
+    for b, row in enumerate(rows):
+        if known[b]:
+            rewards[b, : len(row.later_rewards)] = row.later_rewards
+            tokens[b, : len(row.later_tokens)] = row.later_tokens
+    return torch.from_numpy(rewards), torch.from_numpy(tokens), torch.tensor(known)
 
 
 def _gathered(

@@ -38,6 +38,15 @@ DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 SECRET = ("password", "sslpassword")  # of a URL's query
+EARLIER = (
+    "which needs another name, or an earlier version's, which opens once a server or a labeller has been "
+    "started on it"
+)
+
+
+class EarlierVersion(UserError):
+    """Some of the tables or columns are there, and opening it with `create` makes the others, where they are
+    an earlier version's."""
 
 
 def database_url(url: str | URL) -> URL:
@@ -79,7 +88,8 @@ def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "st
     """The engine of a database that holds the tables of `metadata`: with `create` they are made where they
     are missing, without it nothing is. `what` they are is for the errors.
 
-    Raises UserError where it cannot be reached or holds something else. Of an engine's connections those with
+    Raises UserError where it cannot be reached or holds something else, EarlierVersion where that may be an
+    earlier version's. Of an engine's connections those with
     the execution option `writes` begin their transactions with SQLite's write lock, so that no transaction
     fails half-way because another one wrote in between.
     """
@@ -228,14 +238,16 @@ def _check_tables(connection: Connection, metadata: MetaData, name: str, what: s
     tables = inspector.get_table_names()
     if missing := [table for table in metadata.tables if table not in tables]:
         holds = f"the tables {', '.join(sorted(tables)[:12])}" if tables else "no table"
-        raise UserError(f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}")
+        told = f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}"
+        if len(missing) == len(metadata.tables):
+            raise UserError(told)
+        raise EarlierVersion(f"{told}: it is another program's, {EARLIER}")
     for table in metadata.tables.values():
         columns = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := [column.name for column in table.columns if column.name not in columns]:
-            raise UserError(
+            raise EarlierVersion(
                 f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in "
-                f"{name}: it is another program's, which needs another name, or an earlier version's, which "
-                "opens once a server or a labeller has been started on it"
+                f"{name}: it is another program's, {EARLIER}"
             )
 
 

@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
+from statistics import fmean
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -34,19 +35,22 @@ def mine_pairs(
     called twice, to hold only what recurs.
 
     `by` says what a reply earned: its own reward, or the sum of the known rewards from it to the end of its
-    dialog. Replies whose reward (or all rewards from there on) is missing are left out.
+    dialog; of a reply that was said more than once it is the mean. Replies whose reward (or all rewards from
+    there on) is missing are left out.
     """
     count = Counter(keys[i] for dialog in read() for keys in (context_keys(dialog),) for i in dialog.replies)
-    by_context: dict[bytes, dict[str, tuple[float, Dialog, int]]] = defaultdict(
+    by_context: dict[bytes, dict[str, tuple[list[float], Dialog, int]]] = defaultdict(
         dict
-    )  # context -> text -> the first reply of that text
+    )  # context -> text -> what it earned each time, and where it was said first
     for dialog in read():
         keys = context_keys(dialog)
         for i, reward in _earned(dialog, by):
             if count[key := keys[i]] > 1:
-                by_context[key].setdefault(dialog.messages[i]["content"] or "", (reward, dialog, i))
-    for replies in by_context.values():
-        for better, worse in widest_pairs(list(replies.values()), margin=margin, most=most_per_context):
+                text = dialog.messages[i]["content"] or ""
+                by_context[key].setdefault(text, ([], dialog, i))[0].append(reward)
+    for of_context in by_context.values():
+        replies = [(fmean(rewards), dialog, i) for rewards, dialog, i in of_context.values()]
+        for better, worse in widest_pairs(replies, margin=margin, most=most_per_context):
             yield _as_trl(better, worse)
 
 

@@ -28,6 +28,7 @@ class Spoken:
     prompt: tuple[int, ...]  # what was read
     ids: tuple[int, ...]  # what was drawn, the end of turn included where it was drawn
     logp: tuple[float, ...]  # log-probability of each under the distribution that it was drawn from
+    latent_seed: int | None = None  # that the reply's latent was drawn with, by a policy that has latents
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Rollout:
     total: float | None  # the undiscounted return; None where the episode failed or was not scored
     role: str = ""  # that the policy played, in a world of several
     components: Mapping[str, float] = field(default_factory=dict)  # sums of the rewards that were named
+    # Of rewards that are weighed and added up: the weight of each by name, and (R,) what each reply earned
+    parts: Mapping[str, tuple[float, np.ndarray]] = field(default_factory=dict)
     staleness: int = 0  # rounds between the weights that played and those that learn
 
 
@@ -57,43 +60,55 @@ def rollout_rows(
     `next_prompt` is what would have been read next where the episode was cut off: a value stands for what
     follows it.
     """
-    rows: list[Row] = []
-    logps: list[np.ndarray] = []
-    ids: list[int] = []
-    mask: list[bool] = []
-    ends: list[int] = []
-    earned: list[float] = []
-    logp: list[float] = []
-
-    def finish(goes_on: bool) -> None:
-        rows.append(
-            Row(
-                np.asarray(ids, np.int32),
-                np.asarray(mask, bool),
-                np.asarray(ends, np.int32),
-                np.asarray(earned, np.float32),
-                goes_on,
-            )
-        )
-        logps.append(np.asarray(logp, np.float32))
-        for values in (ids, mask, ends, earned, logp):
-            values.clear()
-
+    finished: list[tuple[Row, np.ndarray]] = []
+    row = _Growing()
     for reply, reward in zip(spoken, rewards, strict=True):
-        if ids and not _begins(reply.prompt, ids):
-            finish(True)
-        read = reply.prompt[len(ids) :]
-        ids += [*read, *reply.ids]
-        mask += [False] * len(read) + [True] * len(reply.ids)
-        ends.append(len(ids) - 1)
-        earned.append(reward)
-        logp += reply.logp
-    if ids:
-        tail = list(next_prompt[len(ids) :]) if truncated and _begins(next_prompt, ids) else []
-        ids += tail
-        mask += [False] * len(tail)
-        finish(truncated)
-    return tuple(rows), tuple(logps)
+        if row.ids and not _begins(reply.prompt, row.ids):
+            finished.append(row.finished(truncated=True))
+            row = _Growing()
+        row.read(reply.prompt[len(row.ids) :])
+        row.draw(reply, reward)
+    if row.ids:
+        if truncated and _begins(next_prompt, row.ids):
+            row.read(next_prompt[len(row.ids) :])
+        finished.append(row.finished(truncated))
+    return tuple(row for row, _ in finished), tuple(logp for _, logp in finished)
+
+
+@dataclass
+class _Growing:
+    """A row to which replies are added, each behind what was read before it."""
+
+    ids: list[int] = field(default_factory=list)
+    drawn: list[bool] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    earned: list[float] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    latent_seeds: list[int] = field(default_factory=list)
+
+    def read(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.drawn += [False] * len(ids)
+
+    def draw(self, reply: Spoken, reward: float) -> None:
+        self.ids += reply.ids
+        self.drawn += [True] * len(reply.ids)
+        self.ends.append(len(self.ids) - 1)
+        self.earned.append(reward)
+        self.logp += reply.logp
+        self.latent_seeds += [] if reply.latent_seed is None else [reply.latent_seed]
+
+    def finished(self, truncated: bool) -> tuple[Row, np.ndarray]:
+        """The row, and the log-probabilities of its decisions."""
+        row = Row(
+            np.asarray(self.ids, np.int32),
+            np.asarray(self.drawn, bool),
+            np.asarray(self.ends, np.int32),
+            np.asarray(self.earned, np.float32),
+            truncated,
+            latent_seeds=np.asarray(self.latent_seeds, np.int64),
+        )
+        return row, np.asarray(self.logp, np.float32)
 
 
 def _begins(prompt: Sequence[int], ids: Sequence[int]) -> bool:

@@ -28,7 +28,7 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 
 FORMAT = "rl_dialog.data"
-VERSION = 2  # 1 wrote the reward 0 where there was none
+VERSION = 3  # 1 wrote the reward 0 where there was none; 2 did not know what followed a window
 MANIFEST = "manifest.json"
 BATCH_DIALOGS = 1024  # dialogs decoded at a time when reading
 
@@ -39,6 +39,9 @@ TOKENS = pa.struct(
         ("reply_ends", pa.list_(pa.int32())),
         ("rewards", pa.list_(pa.float32())),  # null: missing
         ("truncated", pa.bool_()),
+        ("later_rewards", pa.list_(pa.float32())),  # null: missing
+        ("later_tokens", pa.list_(pa.int32())),
+        ("later_done", pa.bool_()),
     ]
 )
 SHARD_SCHEMA = ARROW_SCHEMA.append(pa.field("rows", pa.list_(TOKENS)))
@@ -63,7 +66,11 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected a manifest of format {FORMAT!r}, got one of another program")
     if manifest.get("version") != VERSION:
         version = manifest.get("version")
-        reason = " (version 1 wrote the reward 0 for replies that have none)" if version == 1 else ""
+        reasons = {
+            1: " (version 1 wrote the reward 0 for replies that have none)",
+            2: " (version 2 did not say what followed where a conversation was cut at --max_length)",
+        }
+        reason = reasons.get(version, "") if isinstance(version, int) else ""
         raise UserError(
             f"{path}: expected version {VERSION} of the data format, got {version!r}; run `pipelines.prepare`"
             f" again{reason}"
@@ -98,6 +105,9 @@ def pack_rows(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
         _lists([row.reply_ends for row in rows], np.int32),
         _lists([row.rewards for row in rows], np.float32, nan_is_null=True),
         pa.array([row.truncated for row in rows], pa.bool_()),
+        _lists([row.later_rewards for row in rows], np.float32, nan_is_null=True),
+        _lists([row.later_tokens for row in rows], np.int32),
+        pa.array([row.later_done for row in rows], pa.bool_()),
     ]
     structs = pa.StructArray.from_arrays(fields, fields=list(TOKENS))
     return pa.ListArray.from_arrays(_offsets(map(len, dialogs)), structs)
@@ -109,11 +119,16 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
     Integers are not copied, rewards only where one is null.
     """
     structs = column.flatten()
-    input_ids, assistant, reply_ends, rewards, truncated = structs.flatten()
+    input_ids, assistant, reply_ends, rewards, truncated, later_rewards, later_tokens, later_done = (
+        structs.flatten()
+    )
     ids, id_at = _values(input_ids)
     mask, mask_at = _values(assistant)
     ends, end_at = _values(reply_ends)
     earned, earned_at = _values(rewards)
+    later, later_at = _values(later_rewards)
+    lengths, _ = _values(later_tokens)
+    done = later_done.to_pylist()
     for i, cut in enumerate(truncated.to_pylist()):
         yield Row(
             ids[id_at[i] : id_at[i + 1]],
@@ -121,6 +136,9 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
             ends[end_at[i] : end_at[i + 1]],
             earned[earned_at[i] : earned_at[i + 1]],
             cut,
+            later[later_at[i] : later_at[i + 1]],
+            lengths[later_at[i] : later_at[i + 1]],
+            done[i],
         )
 
 

@@ -21,8 +21,8 @@ import math
 import os
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,12 @@ class Row:
     reply_ends: np.ndarray  # (R,) int32: index of the last token of each reply
     rewards: np.ndarray  # (R,) float32: what each reply earned; NaN where that is missing
     truncated: bool  # the conversation goes on after this window: bootstrap from its last token
+    # Of the K replies behind this window, where it was cut at max_length:
+    later_rewards: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # (K,); NaN as above
+    later_tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # (K,) how long they are
+    later_done: bool = False  # the conversation ended with them, so what followed this window is known
+    # Of a row that a policy with latents said: (R,) int64, the seed of each reply's latent
+    latent_seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def reply_starts(self) -> np.ndarray:
@@ -82,8 +88,20 @@ class Row:
 
     @property
     def returns(self) -> np.ndarray:
-        """(R,) the sum of the known rewards from each reply to the row's end; NaN where none is known."""
-        return to_go(self.rewards)
+        """(R,) the sum of the known rewards from each reply to the end of the conversation; NaN where none is
+        known."""
+        return to_go(self.all_rewards)[: len(self.rewards)]
+
+    @property
+    def all_rewards(self) -> np.ndarray:
+        """(R + K,) the rewards of this window and of what came behind it."""
+        return np.concatenate([self.rewards, self.later_rewards])
+
+    def with_rewards(self, change: Callable[[np.ndarray], np.ndarray]) -> Row:
+        """The same row with other rewards: `change` takes (R + K,) float64 and gives as many."""
+        changed = change(self.all_rewards.astype(np.float64)).astype(np.float32)
+        count = len(self.rewards)
+        return replace(self, rewards=changed[:count], later_rewards=changed[count:])
 
     @classmethod
     def of_reply(cls, context: Sequence[int], reply: Sequence[int], *, reward: float = math.nan) -> Row:
@@ -185,6 +203,27 @@ def require_hub_name_or_directory(name_or_path: str | Path) -> None:
         )
 
 
+def message_ends(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The tokens by which the chat template ends the messages of user and assistant, for models that read a
+    dialog message by message. Raises TemplateError for a template without such tokens."""
+    marks = "\ue000", "\ue001"
+    roles = zip(("user", "assistant"), marks, strict=True)
+    text = _text(tokenizer, [{"role": role, "content": mark} for role, mark in roles])
+    behind = text.partition(marks[0])[2].partition(marks[1])[::2]
+    ends = [
+        next((token for token in _encode(tokenizer, part) if token in tokenizer.all_special_ids), None)
+        for part in behind
+    ]
+    if None in ends:
+        role = "user" if ends[0] is None else "assistant"
+        raise TemplateError(
+            "expected a chat template that ends every message with a special token, which a hierarchical "
+            f"model needs, got none behind what the {role} says; take a tokenizer with such a template, or "
+            "--model.family llama"
+        )
+    return sorted(set(ends))
+
+
 def _stop_at_the_end_of_a_reply(tokenizer: PreTrainedTokenizerFast) -> None:
     """Some chat models end a turn with another token (<|im_end|>) than their tokenizer calls the end of a
     sequence (<|endoftext|>)."""
@@ -218,8 +257,8 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
 
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
     one (the tail of a longer message) and the system prompt in front unless it takes a quarter of the window.
-    A row that the conversation outlasts ends in the state before the next reply. A reply that alone is too
-    long loses its tail (`cut_replies` counts it).
+    A row that the conversation outlasts ends in the state before the next reply, and knows what the replies
+    behind it earned. A reply that alone is too long loses its tail (`cut_replies` counts it).
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
@@ -481,12 +520,16 @@ def _window(
     for i in replies:
         assistant[r.actions[i] + shift : r.action_ends[i] + shift] = True
     reply_ends = np.asarray([min(r.action_ends[i] + shift, len(ids)) - 1 for i in replies], dtype=np.int32)
+    behind = [i for i in rewards if i > replies[-1]]
     return Row(
         ids,
         assistant,
         reply_ends,
         np.asarray([rewards[i] for i in replies], dtype=np.float32),
         len(window) > len(ids) or not ends_here,
+        np.asarray([rewards[i] for i in behind], dtype=np.float32),
+        np.asarray([r.action_ends[i] - r.actions[i] for i in behind], dtype=np.int32),
+        not dialog.truncated,
     )
 
 

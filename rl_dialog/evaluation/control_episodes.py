@@ -42,35 +42,36 @@ class ControlEpisode:
 
 def first_episodes(
     policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]]:
     """Steps of all N environments until each has ended its first episode: observations before them (N, ...),
-    actions, true rewards (N,), and which environments are still in that episode (N,): of the others a step
-    does not count. Sampled actions come from torch's generator.
+    actions, true rewards (N,), which environments are still in that episode (N,): of the others a step does
+    not count; and the infos of the observations. Sampled actions come from torch's generator.
     """
-    observations, _ = envs.reset(seed=seed)
+    observations, infos = envs.reset(seed=seed)
     running, space = np.ones(envs.num_envs, bool), envs.action_space
     while running.any():
         actions = policy.act(observations, greedy=greedy)
         env_actions = (
             actions if policy.config.discrete else np.clip(actions, space.low, space.high)
         )  # a Gaussian knows no bounds
-        next_observations, rewards, terminated, truncated, _ = envs.step(env_actions)
-        yield observations, actions, rewards, running
-        observations, running = next_observations, running & ~(terminated | truncated)
+        next_observations, rewards, terminated, truncated, next_infos = envs.step(env_actions)
+        yield observations, actions, rewards, running, infos
+        observations, infos = next_observations, next_infos
+        running = running & ~(terminated | truncated)
 
 
 def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = True,
                  reward: RewardModel | None = None, draw: Callable[[np.ndarray], np.ndarray] | None = None,
                  drawn: int = 0, most_frames: int = 3000,
                  quiet: bool = True) -> list[ControlEpisode]:  # fmt: skip
-    """One episode in each environment; of the first `drawn` ones there are frames, drawn by `draw`, up to
-    `most_frames` of each."""
+    """One episode in each environment; of the first `drawn` ones there are frames, drawn by `draw` or as the
+    environment's infos show them, up to `most_frames` of each."""
     count, rows = envs.num_envs, []
     frames: list[list[np.ndarray]] = [[] for _ in range(count)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         steps = first_episodes(policy, envs, seed=seed, greedy=greedy)
-        for observations, actions, rewards, running in tqdm(
+        for observations, actions, rewards, running, infos in tqdm(
             steps, desc="playing", unit=" steps", disable=quiet
         ):
             predicted = np.zeros(count, np.float32)
@@ -79,7 +80,7 @@ def play_control(policy: ControlPolicy, envs: Any, *, seed: int, greedy: bool = 
             rows.append((actions, rewards, predicted, running))
             for i in np.flatnonzero(running[:drawn]):
                 if len(frames[i]) < most_frames:
-                    frames[i].append(draw(observations[i]))
+                    frames[i].append(infos["pictures"][i] if "pictures" in infos else draw(observations[i]))
     actions, rewards, predicted, running = (
         np.stack(column) for column in zip(*rows, strict=True)
     )  # (T, N, ...)

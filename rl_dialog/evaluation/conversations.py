@@ -25,6 +25,7 @@ from rl_dialog.evaluation.generation import (
     SampledReply,
     evaluating,
     generations,
+    latent_noise,
     prompt_room,
     read_reply,
     sampled_reply,
@@ -99,8 +100,8 @@ class Conversations:
         logp = torch.stack(recorders[0].logp, 1).tolist()
         likely = dict(zip(self.keys, logp, strict=True))
         return [
-            sampled_reply(prompts[key], said[key], likely[key], self.policy, self.tokenizer)
-            for key in conversations
+            sampled_reply(prompts[key], said[key], likely[key], seed, self.policy, self.tokenizer)
+            for key, seed in zip(conversations, seeds, strict=True)
         ]
 
     def _turn(
@@ -117,7 +118,8 @@ class Conversations:
             encode_prompt(conversations[key], self.tokenizer, max_length=self.room) for key in self.keys
         ]
         with evaluating(self.policy):
-            said = self._say(prompts, draw([seeds[order[key]] for key in self.keys]))
+            row_seeds = [seeds[order[key]] for key in self.keys]
+            said = self._say(prompts, draw(row_seeds), latent_noise(self.policy, self.decoding, row_seeds))
         return dict(zip(self.keys, prompts, strict=True)), dict(zip(self.keys, said, strict=True))
 
     def _seat(self, keys: Mapping[Any, Any]) -> None:
@@ -138,17 +140,19 @@ class Conversations:
             self.keys.pop()
         self.keys += new
 
-    def _say(self, prompts: list[list[int]], draw: LogitsProcessorList) -> list[list[int]]:
+    def _say(
+        self, prompts: list[list[int]], draw: LogitsProcessorList, noise: Tensor | None
+    ) -> list[list[int]]:
         """The new tokens of a reply to each row's prompt."""
         pieces = []
         for row, prompt in enumerate(prompts):
-            known = min(common_beginning(self.held[row], prompt), len(prompt) - 1)
+            known = self.slots.reusable(self.held[row], prompt)
             self.held[row] = prompt[:known]
             pieces.append(prompt[known:])
         said: list[list[int]] = [[] for _ in prompts]
         ids, running = torch.empty(len(prompts), 0, dtype=torch.int64), list(range(len(prompts)))
         while running:
-            scores = draw(ids, self._read(pieces))
+            scores = draw(ids, self._read(pieces, noise))
             tokens = scores.argmax(1).tolist()
             for row in running:
                 said[row].append(tokens[row])
@@ -162,7 +166,7 @@ class Conversations:
                 pieces[row] = said[row][-1:]
         return said
 
-    def _read(self, pieces: list[list[int]]) -> Tensor:
+    def _read(self, pieces: list[list[int]], noise: Tensor | None) -> Tensor:
         """(B, V) logits behind a piece of every row; those of rows with an empty one mean nothing."""
         lengths = torch.tensor([len(piece) for piece in pieces])
         real = torch.arange(int(lengths.max())) < lengths[:, None]  # (B, T)
@@ -178,18 +182,11 @@ class Conversations:
             positions=positions.to(device),
             real=real.to(device),
             wanted=(torch.arange(len(pieces), device=device), (lengths - 1).clamp(min=0).to(device)),
+            noise=noise,
         )
         for held, piece in zip(self.held, pieces, strict=False):
             held += piece
         return self.policy.method.decode(out)
-
-
-def common_beginning(held: list[int], prompt: list[int]) -> int:
-    """Tokens that both begin with."""
-    for n, (one, other) in enumerate(zip(held, prompt, strict=False)):
-        if one != other:
-            return n
-    return min(len(held), len(prompt))
 
 
 def require_plain_attention(policy: Policy) -> None:

@@ -50,6 +50,7 @@ class Section:
     plot: tuple[str, bytes] | None = None  # file name, PNG
     samples: list[Sample] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)  # what to type, below the text
+    markup: str = ""  # HTML that its maker has escaped; on the page only
 
 
 def write_document(
@@ -185,6 +186,7 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
                 f'<div><img alt="{html.escape(section.title)}" src="data:image/png;base64,{data}"></div>'
             )
         parts += [_html_sample(sample) for sample in section.samples]
+        parts += [section.markup] if section.markup else []
     head = (
         '<meta charset="utf-8"><meta name="viewport"'
         f' content="width=device-width"><title>{html.escape(title)}</title><style>{STYLE}</style>'

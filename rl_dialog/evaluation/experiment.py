@@ -59,7 +59,7 @@ class Run:
 
     method: str
     seed: int
-    config: Any  # of `train`
+    config: Any  # of `train`, or of `online`
 
     @property
     def folder(self) -> Path:
@@ -68,6 +68,17 @@ class Run:
     @property
     def name(self) -> str:
         return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def verb(self) -> str:
+        """What it is a run of."""
+        return "online" if self.config.method.online else "train"
+
+    @property
+    def data(self) -> list[str]:
+        """The data directories that it learns from; none where it learns in a world alone."""
+        places = [self.config.data, self.config.contexts if self.verb == "online" else ""]
+        return [place for place in places if place]
 
     @property
     def is_done(self) -> bool:
@@ -91,7 +102,9 @@ class Run:
 
     def recipe(self, start: Run | None) -> dict[str, Any]:
         """All that it follows from, apart from the code."""
-        recipe = {"settings": changed(self.config), "data": digest(Path(self.config.data) / MANIFEST)}
+        digests = [digest(Path(place) / MANIFEST) for place in self.data]
+        data = digests[0] if len(digests) == 1 else digests
+        recipe = {"settings": changed(self.config), "data": data}
         return recipe | ({"start": digest_of_weights(start.folder)} if start else {})
 
 

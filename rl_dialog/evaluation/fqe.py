@@ -8,8 +8,9 @@ policy's language model as it is.
 Where r is missing (the last token of a reply that nobody rated) there is no y: L is over the other tokens,
 and Q knows what such a reply earns from those that were rated.
 
-Q is a small head on frozen hidden states, so the language model runs once over the data. The sum over a' is
-exact, over the whole vocabulary.
+Q is a small head on frozen hidden states, so the language model runs once over the data. It is learned in
+spreads of the logged returns, from their mean on, so that nothing depends on the unit of rewards. The sum
+over a' is exact, over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from tqdm import trange
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
-from rl_dialog.methods.backup import discounts
+from rl_dialog.methods.backup import discounts, returns
 from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.scores import Linear, Scores
 from rl_dialog.models.heads import LowRankHead, MLPHead
 from rl_dialog.models.policy import Policy
 
@@ -50,7 +52,7 @@ class FQE:
     """Polyak rate of the target, once per update"""
     heads: Literal["lowrank", "mlp"] = "lowrank"
     """shape of the Q head; lowrank gives tokens that the logs never took the value of their state, mlp starts
-    them at 0"""
+    them at the mean return"""
     rank: int = 64
     """rank of a lowrank head"""
     dialogs: int = 2000
@@ -113,11 +115,14 @@ def fit(
     """The averaged Q head of the policy that samples from softmax(decode). Deterministic given `seed`; global
     random state stays as it was."""
     settings.check()
-    q = new_head(pieces[0].out, settings, seed=seed)
+    unit, level = spread_of_returns(pieces)
+    q = new_head(pieces[0].out, settings, seed=seed, unit=unit, level=level)
     target = copy.deepcopy(q).requires_grad_(False)
     optimizer = torch.optim.Adam(q.parameters(), lr=settings.learning_rate)
     order = np.random.default_rng([seed, 1])
     waiting: list[int] = []
+    # A constant, so that a decision weighs the same in a piece of few rows, such as the last one.
+    usual = sum(int(has_target(piece.batch).sum()) for piece in pieces) / len(pieces)
     for step in trange(
         settings.steps, desc="fqe", unit=" updates", disable=True if quiet else None, leave=False
     ):
@@ -125,17 +130,41 @@ def fit(
         piece = pieces[waiting.pop()]
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * (1 - step / settings.steps)
-        error = td_errors(q, target, piece, decode, gamma=gamma, discount=discount)
+        error = td_errors(q, target, piece, decode, gamma=gamma, discount=discount) / unit
         optimizer.zero_grad(set_to_none=True)
-        (error.square().sum() / has_target(piece.batch).sum().clamp(min=1)).backward()
+        (error.square().sum() / max(1.0, usual)).backward()
         optimizer.step()
         with torch.no_grad():
             torch._foreach_lerp_(list(target.parameters()), list(q.parameters()), settings.alpha)
     return target
 
 
-def new_head(out: Outputs, settings: FQE, *, seed: int) -> nn.Module:
-    """A Q head over the features of `out.lm`."""
+class InUnits(nn.Module):
+    """A head that learns in a unit of its own and speaks in units of reward."""
+
+    def __init__(self, head: nn.Module, unit: float) -> None:
+        super().__init__()
+        self.head, self.unit = head, unit
+
+    def forward(self, hidden: Tensor, lm: Linear) -> Scores:
+        """hidden (S, H), the LM's scores -> Scores (S, V)."""
+        return self.head(hidden, lm).scaled(self.unit)
+
+
+def spread_of_returns(pieces: Sequence[Piece]) -> tuple[float, float]:
+    """(standard deviation, mean) of what followed each rated reply as far as it is known, undiscounted; where
+    all are equal their size, or 1, for the spread."""
+    followed = torch.cat(
+        [returns(piece.batch, 1.0, "turn")[piece.batch.turn_end & piece.batch.rated] for piece in pieces]
+    ).double()
+    if not len(followed):
+        return 1.0, 0.0
+    spread, level = float(followed.std(correction=0)), float(followed.mean())
+    return spread if spread > 1e-6 * abs(level) else abs(level) or 1.0, level
+
+
+def new_head(out: Outputs, settings: FQE, *, seed: int, unit: float, level: float) -> nn.Module:
+    """A Q head over the features of `out.lm`, in units of `unit`, which begins at `level`."""
     vocabulary, hidden = out.lm.weight.shape
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -144,7 +173,8 @@ def new_head(out: Outputs, settings: FQE, *, seed: int) -> nn.Module:
             if settings.heads == "mlp"
             else LowRankHead(hidden, vocabulary, settings.rank)
         )
-    return head.to(out.lm.weight.device)
+    head.start.data.fill_(level / unit)
+    return InUnits(head, unit).to(out.lm.weight.device)
 
 
 def td_errors(

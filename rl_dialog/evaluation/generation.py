@@ -32,6 +32,7 @@ from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.scoring import WAYS, all_rankings
 from rl_dialog.models.checkpoint import method_name, read_method, resolve
+from rl_dialog.models.latents import latent_seed
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prefill import read_prompts
 
@@ -244,7 +245,7 @@ def recorded_replies(
             produced = _continue(policy, tokenizer, chosen, decoding, streams, processors=processors)
             logp = torch.stack(recorder.logp, 1).tolist()
             for i, tokens, likely in zip(indices, produced, logp, strict=True):
-                found[i] = sampled_reply(prompts[i], tokens, likely, policy, tokenizer)
+                found[i] = sampled_reply(prompts[i], tokens, likely, seeds[i], policy, tokenizer)
     return [found[i] for i in range(len(prompts))]
 
 
@@ -252,13 +253,16 @@ def sampled_reply(
     prompt: Sequence[int],
     tokens: Sequence[int],
     logp: Sequence[float],
+    seed: int,
     policy: Policy,
     tokenizer: PreTrainedTokenizerFast,
 ) -> SampledReply:
-    """What was drawn behind a prompt, with how likely each token was; behind the end of turn is padding."""
+    """What was drawn behind a prompt from the stream `seed`, with how likely each token was; behind the end
+    of turn is padding."""
     reply = read_reply(tokens, policy, tokenizer)
     drawn = len(reply.tokens) + reply.finished
-    spoken = Spoken(tuple(prompt), tuple(tokens[:drawn]), tuple(logp[:drawn]))
+    latent = latent_seed(seed) if policy.has_latents else None
+    spoken = Spoken(tuple(prompt), tuple(tokens[:drawn]), tuple(logp[:drawn]), latent)
     return SampledReply(reply.text, reply.tokens, reply.finished, None, spoken)
 
 
@@ -368,12 +372,14 @@ def _continue(
     rows = torch.repeat_interleave(
         torch.arange(len(prompts)), torch.tensor([len(of_prompt) for of_prompt in seeds])
     ).to(policy.device)
+    row_seeds = [seed for of_prompt in seeds for seed in of_prompt]
     produced = policy.generate(
         input_ids=ids[rows],
         attention_mask=mask[rows],
         past_key_values=read_prompts(policy, ids, mask, rows, room=decoding.max_new_tokens),
         do_sample=False,
-        logits_processor=processors or sampler(decoding, [seed for of_prompt in seeds for seed in of_prompt]),
+        logits_processor=processors or sampler(decoding, row_seeds),
+        noise=latent_noise(policy, decoding, row_seeds),
         streamer=streamer,
         **limits(policy, tokenizer, decoding),
     )
@@ -485,6 +491,14 @@ def stream_reply(
 def sampler(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
     """The processors that make greedy decoding sample as `decoding` says."""
     return LogitsProcessorList([*warpers(decoding), RowSampler(seeds)] if decoding.do_sample else [])
+
+
+def latent_noise(policy: Policy, decoding: Decoding, seeds: Sequence[int]) -> Tensor | None:
+    """The seeds (B,) of each row's latents, for policies that have them: without sampling they are the
+    prior's mean."""
+    if not policy.has_latents or not decoding.do_sample:
+        return None
+    return torch.tensor([latent_seed(seed) for seed in seeds], device=policy.device)
 
 
 def warpers(decoding: Decoding) -> list[LogitsProcessor]:

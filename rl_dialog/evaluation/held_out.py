@@ -17,6 +17,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_candidates, read_similarities
 from rl_dialog.evaluation.fqe import FQE
 from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
+from rl_dialog.evaluation.latents import latent_figures, latent_measures
 from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy
 from rl_dialog.evaluation.ope import (
     ESTIMATORS,
@@ -252,6 +253,10 @@ def _score_replies(
         prior, no_prior = None, str(error)
     scores = score_replies(policy, logged, prior=prior)
     result.measures |= held_out_measures(scores, logged)
+    if policy.has_latents:
+        result.measures |= latent_measures(latent_figures(policy, logged), logged)
+        note = "with latents at their prior's mean, in policy and prior"
+        result.notes |= {name: note for name in ("kl", "kl_per_reply") if name in result.measures}
     if no_prior or scores.kl_missing:
         result.notes |= dict.fromkeys(("kl", "kl_per_reply"), no_prior or scores.kl_missing)
     if not held_out.pairs.contexts:

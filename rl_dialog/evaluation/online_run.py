@@ -7,48 +7,41 @@ import json
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl_dialog.data.shards import load_manifest, read_rows
-from rl_dialog.data.tokenize import Row, load_tokenizer, require_hub_name_or_directory
+from rl_dialog.data.shards import read_rows
+from rl_dialog.data.tokenize import Row, load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.checkpoints import MakeEnv
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
-from rl_dialog.evaluation.openings import ROLES, Openings, RewardMix
+from rl_dialog.evaluation.openings import Openings, RewardMix
 from rl_dialog.evaluation.rollouts import Judge, Rollouts, judged_return, self_play_return
 from rl_dialog.evaluation.self_play import Opponent
-from rl_dialog.methods import ONLINE, RLOO, Method
-from rl_dialog.models.checkpoint import (
-    describe,
-    freeze_prior,
-    method_name,
-    resolve,
-    speaks_by_values,
-    start_of,
-    steering_of,
-)
+from rl_dialog.methods import RLOO, Method
+from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of, steering_of
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
-from rl_dialog.models.steering import check_heads
+from rl_dialog.models.prior import Prior
 from rl_dialog.rewards import REWARDS, Reward, choosing
-from rl_dialog.training.logger import check_tracker
 from rl_dialog.training.loop import Evaluate
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
-from rl_dialog.training.versions import FROZEN, Versions
+from rl_dialog.training.start import Report
+from rl_dialog.training.versions import Versions
 
 ENV_SEED = 10_000  # of the partners that the return is measured with: those of `train`
 PLAY_SEED = 20_000  # of those that are learned from
+Run = TypeVar("Run", bound="OnlineRun")
 
 
 @dataclass(frozen=True)
 class OnlineRun(OnlineSettings):
     """Who learns, where, and how."""
 
-    checkpoint: str = ""
+    model_name_or_path: str = ""
     """run folder (its best checkpoint), checkpoint directory or hub name to start from"""
     env: str = ""
     """the world to talk in: small_talk, multiwoz, wordle, toy_maze, ..., or module:Class for one of your own
@@ -122,8 +115,13 @@ class OnlineRun(OnlineSettings):
     num_workers: int = 0
     """Ray actors that play; 0 plays in this process. The result is the same"""
     cpus_per_worker: int = 1
-    """cores that play, of each actor or of this process; wide models gain by several. The last digits of
-    what is computed depend on them"""
+    """cores that play, of each actor or of this process, and those of each learner; wide models gain by
+    several. The last digits of what is computed depend on them"""
+    num_learners: int = 0
+    """Ray Train workers that learn, each from its share of every update; 0 learns in this process, as one of
+    them does. The first one plays, or has the actors play, for all"""
+    max_failures: int = 3
+    """with num_learners, restarts from the latest checkpoint after one of them died"""
     max_staleness: int = 0
     """rounds that workers play ahead while this process learns: a round is played with the weights of so many
     rounds before; 0 plays and learns in turn"""
@@ -141,6 +139,19 @@ class OnlineRun(OnlineSettings):
     """sample among the likeliest tokens of this total probability"""
 
 
+def with_absolute_paths(config: Run) -> Run:
+    """For learners, which do not share the working directory of whoever starts them."""
+    named = ("model_name_or_path", "prior", "contexts", "data", "personas")
+    places = {name: _absolute(getattr(config, name)) for name in named}
+    scorers = (entry.partition("=") for entry in config.scorers)
+    models = tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in scorers)
+    return replace(config, scorers=models, **places)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path and Path(path).exists() else path
+
+
 def load_trainer(
     config: OnlineRun,
     out: Path,
@@ -148,16 +159,18 @@ def load_trainer(
     held_out: MakeEnv,
     *,
     judge: Judge | None = None,
+    report: Report | None = None,
     device: torch.device,
 ) -> OnlineTrainer:
     """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`; `judge`
-    has the rewards that take the place of the worlds'."""
-    start = resolve(config.checkpoint)
+    has the rewards that take the place of the worlds', `report` is that of Trainer."""
+    start = resolve(config.model_name_or_path)
     tokenizer = load_tokenizer(start)
     policy = _policy_of(config, start, tokenizer)
     started = (out / "latest").is_file()
     priors = (config.prior,) if config.prior else ()
     prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=priors, started=started)
+    _check_prior(config, policy, prior)
     policy.to(device)
     versions = (
         Versions(policy, staleness=config.max_staleness, lag=config.opponent_lag)
@@ -177,6 +190,7 @@ def load_trainer(
         versions=versions,
         logged=_logged_rows(config, tokenizer, policy),
         evaluate=evaluate,
+        report=report,
         describe=model_card(config, out.name, steered=policy.steering is not None),
         device=device,
     )
@@ -215,8 +229,8 @@ def _logged_rows(config: OnlineRun, tokenizer: PreTrainedTokenizerBase, policy: 
     theirs = load_tokenizer(Path(config.data) / "tokenizer")
     if theirs.get_vocab() != tokenizer.get_vocab() or theirs.chat_template != tokenizer.chat_template:
         raise UserError(
-            f"--data {config.data}: expected the tokens of {config.checkpoint}, got others: prepare the logs "
-            "anew with --tokenizer and that checkpoint"
+            f"--data {config.data}: expected the tokens of {config.model_name_or_path}, got others: prepare "
+            "the logs anew with --tokenizer and that checkpoint"
         )
     rows = [row for row in read_rows(config.data, "train") if row.assistant.any()]
     longest = max((len(row.input_ids) for row in rows), default=0)
@@ -271,8 +285,44 @@ def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase
     torch.manual_seed(config.seed)
     model = model_of(config, start)
     policy = Policy(load_lm(model, tokenizer), config.method, model)
+    _check_latents(config, policy)
     policy.start, policy.steering = start_of(start), steering_of(start)
     return policy
+
+
+def _check_prior(config: OnlineRun, policy: Policy, prior: Prior | None) -> None:
+    """Raises UserError for a prior that cannot be asked about the latents that the policy draws."""
+    for member in prior.members if prior and config.method.holds_latents else ():
+        size = member.config.latent_size if member.has_latents else 0
+        if size != policy.config.latent_size or member.config.latent != "message":
+            raise UserError(
+                f"--prior {config.prior}: expected a vhred with latents of {policy.config.latent_size} "
+                f"numbers, as {config.model_name_or_path} has them, got a {member.config.model_type} with "
+                f"{size}"
+            )
+
+
+def _check_latents(config: OnlineRun, policy: Policy) -> None:
+    """Raises UserError for a start whose latents, or lack of them, do not go with the rest."""
+    start, method = f"--model_name_or_path {config.model_name_or_path}", method_name(config.method)
+    latent = policy.config.latent if policy.is_hierarchical else "none"
+    if config.method.needs_latents and latent != "message":
+        raise UserError(
+            f"--method {method}: expected a start that draws a latent for each message, got {start}, a "
+            f"{policy.config.model_type} with latent {latent}: start from one that `train --model.family "
+            "vhred` made, or take --method reinforce"
+        )
+    if latent == "conversation":
+        raise UserError(
+            f"{start}: expected latents of messages alone (vhred), got a vhcr, which draws the "
+            "conversation's latent anew for each reply, so that no row says how likely its replies were; "
+            "start from hred, vhred or a transformer"
+        )
+    if latent != "none" and config.data:
+        raise UserError(
+            f"--data {config.data}: expected a start without latents, got {start}: logged replies have a "
+            "bound on their probability, which `train --method bc` learns, and no supervised term"
+        )
 
 
 def model_of(config: OnlineRun, start: str) -> ModelConfig:
@@ -280,108 +330,6 @@ def model_of(config: OnlineRun, start: str) -> ModelConfig:
     below them."""
     adapters = {"use_peft": config.use_peft, "lora_r": config.lora_r, "lora_alpha": config.lora_alpha}
     return ModelConfig(model_name_or_path=start, value_trunk=config.value_trunk, **adapters)
-
-
-def check_run(config: OnlineRun) -> None:
-    """What can be known to fail before anything is loaded. Raises UserError."""
-    decoding_of(config).check()
-    _check_partner(config)
-    _check_self_play(config)
-    if config.max_staleness and not config.num_workers:
-        raise UserError(
-            f"--max_staleness {config.max_staleness}: expected --num_workers, which play while this process "
-            "learns"
-        )
-    check_tracker(config.report_to)
-    if not config.method.online:
-        raise UserError(
-            f"--method {method_name(config.method)} learns from logs: python -m pipelines.train; online "
-            f"learn {', '.join(ONLINE)}"
-        )
-    _check_terms(config)
-    if config.method.compares_groups and config.group_size < 2:
-        raise UserError(
-            f"--group_size {config.group_size}: {method_name(config.method)} compares the episodes of a "
-            "group, so expected at least 2; ppo, and reinforce with another --method.baseline, learn from "
-            "single ones"
-        )
-    for path in (config.checkpoint, *([config.prior] if config.prior else [])):
-        require_hub_name_or_directory(path)
-    start = resolve(config.checkpoint)
-    if speaks_by_values(start):
-        check_heads((describe(start).get("model") or {}).get("heads", ""))
-        if config.use_peft:
-            raise UserError(
-                f"--use_peft: expected a start that is its language model, got {config.checkpoint}, which "
-                "speaks by its values too: the model without adapters would not be its prior"
-            )
-
-
-def _check_terms(config: OnlineRun) -> None:
-    """What the loss has besides the method's own."""
-    if bool(config.data) != bool(config.supervised_weight):
-        given, other = ("data", "supervised_weight") if config.data else ("supervised_weight", "data")
-        raise UserError(
-            f"--{given}: expected --{other} too: a supervised term is of logs (data) and has a weight"
-        )
-    if config.data:
-        load_manifest(config.data)
-    if config.use_peft and config.prior:
-        raise UserError(
-            "--use_peft: expected no --prior, because the model without its adapters is the prior, got "
-            f"{config.prior}"
-        )
-    if config.target_kl and not config.method.c:
-        raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
-
-
-def _check_partner(config: OnlineRun) -> None:
-    given = [f"--{name}" for name in ("env", "contexts", "users") if getattr(config, name)]
-    if len(given) != 1:
-        raise UserError(
-            "expected either --env, a world to talk in, or --contexts, a directory that `prepare` wrote, or "
-            "--users, an endpoint that plays the user, got "
-            + (f"both {' and '.join(given)}" if given else "neither")
-        )
-    weights = choosing.read_weights(config.rewards)
-    if bool(config.users) != bool(config.personas):
-        missing = "personas, a file that says who the users are" if config.users else "users URL"
-        raise UserError(f"--{'users' if config.users else 'personas'}: expected --{missing}, too")
-    if config.users and config.self_play:
-        raise UserError("--users: expected no --self_play, because the endpoint plays the other role")
-    if not config.user_timeout > 0:
-        raise UserError(f"--user_timeout: expected seconds above 0, got {config.user_timeout}")
-    if config.scorers and not weights:
-        raise UserError("--scorers: expected rewards that ask them, --rewards.NAME WEIGHT, got none")
-    if config.env:
-        return
-    if not weights:
-        raise UserError(
-            f"{given[0]}: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
-        )
-    if config.contexts:
-        load_manifest(config.contexts)
-
-
-def _check_self_play(config: OnlineRun) -> None:
-    if config.opponent_lag < FROZEN:
-        raise UserError(
-            f"--opponent_lag {config.opponent_lag}: expected rounds from 0 on, or {FROZEN} for a copy that "
-            "stays what the policy was at the start"
-        )
-    if not config.self_play and (config.opponent_lag or config.learner_role):
-        flag = "opponent_lag" if config.opponent_lag else "learner_role"
-        raise UserError(f"--{flag}: expected --self_play, where the policy has an opponent and a role")
-    if config.self_play and config.contexts and config.learner_role not in ("", *ROLES):
-        raise UserError(
-            f"--learner_role {config.learner_role}: expected {' or '.join(ROLES)}, the sides of a "
-            "conversation that begins with a logged user's words"
-        )
-    if config.eval_env and not config.env:
-        raise UserError(
-            "--eval_env: expected --env; with --contexts the return is measured on the validation split, and "
-            "with --users by the personas that are held out"
-        )
 
 
 def contexts_of(config: OnlineRun) -> tuple[MakeEnv, MakeEnv]:
@@ -430,7 +378,7 @@ A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
 - method: `{config.method}`
 - world: {world}, {config.groups} groups of {config.group_size} episodes a round
 - rewards: {choosing.read_weights(config.rewards) or "the world's own"}
-- started from: {Path(config.checkpoint).name}
+- started from: {Path(config.model_name_or_path).name}
 - seed: {config.seed}
 
 ```bash

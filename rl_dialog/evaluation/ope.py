@@ -424,6 +424,24 @@ def _as_logged(logged: LoggedReplies, scores: ReplyScores, discount: Discount) -
     return estimates
 
 
+def _check_probabilities(weighted: Sequence[str], policy: Policy, behaviour: Behaviour | None) -> None:
+    """Raises UserError for estimates by weights that are ratios of probabilities which nobody knows."""
+    asked = (policy, behaviour.policy if behaviour is not None else None)
+    if any(each is not None and each.has_latents for each in asked):
+        raise UserError(
+            f"--ope {' '.join(weighted)}: expected policies whose words have a probability, got one with "
+            "latents, which has one for each value of them; take fqe or dm"
+        )
+
+
+def _together(estimates: Sequence[Estimates]) -> Estimates:
+    together = Estimates()
+    for estimate in estimates:
+        together.measures |= estimate.measures
+        together.notes |= estimate.notes
+    return together
+
+
 def all_estimates(
     names: Sequence[str],
     policy: Policy,
@@ -442,20 +460,20 @@ def all_estimates(
     tokens of the held-out `dialogs`."""
     if not logged.rows:
         raise UserError("--ope: expected replies in the held-out dialogs, found none")
+    weighted = [name for name in names if name in ("wis", "pdwis")]
+    if weighted:
+        _check_probabilities(weighted, policy, behaviour)
     estimates = [_as_logged(logged, scores, discount)]
     logged = known_outcomes(logged)
     if "fqe" in names:
         estimates.append(fitted_q(policy, train, logged, fqe, discount, seed=seed, quiet=quiet))
     if "dm" in names:
         estimates.append(direct_method(policy, logged, discount, batch_size=fqe.batch_size))
-    if behaviour is not None and (weighted := [name for name in names if name in ("wis", "pdwis")]):
+    if behaviour is not None and weighted:
         estimates.append(
             importance_sampling(weighted, scores, logged, behaviour, discount, dialogs=dialogs, policy=policy)
         )
-    together = Estimates()
-    for estimate in estimates:
-        together.measures |= estimate.measures
-        together.notes |= estimate.notes
+    together = _together(estimates)
     if policy.method.num_generations > 1:
         for name in names:
             together.add_note(

@@ -108,7 +108,20 @@ def table(figures: Mapping[str, Any]) -> str:
     lines.append(f"{'judge':<20}" + "".join(f"{key:>24}" for key in FIGURES))
     for name, judge_figures in figures["judges"].items():
         lines.append(f"{name:<20}" + "".join(f"{_shown(judge_figures.get(key)):>24}" for key in FIGURES))
+    if close := not_surely_better(figures):
+        told = ", ".join(f"{name} ({_shown(figures['advantage'][name]['accuracy'])})" for name in close)
+        lines.append(f"not surely better than: {told}")
     return "\n".join(lines)
+
+
+def not_surely_better(figures: Mapping[str, Any]) -> list[str]:
+    """The judges that cost nothing, or next to nothing, and may be as good: the interval of the model's
+    advantage in accuracy over them reaches 0, or where there is none the advantage itself is not above 0."""
+    return [
+        name
+        for name, advantage in figures["advantage"].items()
+        if (of := advantage.get("accuracy")) and (of[0] if of[1] is None else of[1]) <= 0
+    ]
 
 
 def headline(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +133,8 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any]:
         if judge_figures.get(key)
     }
     error = figures.get("calibration", {}).get("error")
-    return {"held_out_pairs": figures["pairs"], **headline_figures, "calibration_error": error}
+    sure = {"calibration_error": error, "not_surely_better_than": not_surely_better(figures)}
+    return {"held_out_pairs": figures["pairs"], **headline_figures, **sure}
 
 
 def likelihoods(

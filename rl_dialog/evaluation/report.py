@@ -45,7 +45,7 @@ FROM_LOGS = (
     "ope/outside",
     "ope/fqe_td",
 )
-LANGUAGE = ("perplexity", "lm_perplexity", "kl", "kl_per_reply")
+LANGUAGE = ("perplexity", "lm_perplexity", "kl", "kl_per_reply", "kl_per_message", "active_units")
 COMPARED = (
     "return",
     "return_greedy",

@@ -23,7 +23,7 @@ from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.conversations import Conversations, can_keep
 from rl_dialog.evaluation.episodes import Episode, Table, Tables, in_parts, play_episodes, return_figures
 from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
-from rl_dialog.evaluation.openings import WORLD, Openings
+from rl_dialog.evaluation.openings import WORLD, Openings, RewardMix
 from rl_dialog.evaluation.roles import SharedTable
 from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, Sides
 from rl_dialog.models.policy import Policy
@@ -237,8 +237,22 @@ class Rollouts:
         group = episode.index // self.group_size * len(roles) + roles.index(role)
         staleness = step - self.versions.played(step) if self.versions else 0
         return Rollout(
-            episode.index, group, rows, logp, total if rows else None, role, components_of(dialog), staleness
+            episode.index,
+            group,
+            rows,
+            logp,
+            total if rows else None,
+            role,
+            components_of(dialog),
+            parts_of(dialog, self.weights),
+            staleness,
         )
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Of the named rewards that are added up; none where the world's own is learned from."""
+        source = self.judge or self.make_env
+        return source.weights if isinstance(source, RewardMix | Contexts) else {}
 
 
 def judged(played: Sequence[Episode], judge: Judge | None) -> None:
@@ -251,6 +265,16 @@ def judged(played: Sequence[Episode], judge: Judge | None) -> None:
         rewards = [dialog.messages[i]["reward"] for i in dialog.replies]
         episode.end = end_of(rewards, terminated=not dialog.truncated, failed=False)
         dialog.meta["end"] = episode.end
+
+
+def parts_of(dialog: Dialog, weights: Mapping[str, float]) -> dict[str, tuple[float, np.ndarray]]:
+    """The weight of each reward that counts, and (R,) what each reply earned; 0 where it does not apply."""
+    replies = [dialog.messages[i].get("rewards") or {} for i in dialog.replies]
+    return {
+        name: (weight, np.array([reply.get(name) or 0.0 for reply in replies]))
+        for name, weight in weights.items()
+        if weight
+    }
 
 
 def components_of(dialog: Dialog) -> dict[str, float]:
@@ -270,9 +294,7 @@ def reward_figures(played: Sequence[Episode]) -> dict[str, float]:
     for episode in played:
         for name, value in components_of(episode.dialog).items() if episode.total is not None else ():
             found.setdefault(name, []).append(value)
-    return {
-        f"eval/reward_{name}": float(np.mean(values)) for name, values in found.items() if name != WORLD
-    }
+    return {f"eval/reward_{name}": float(np.mean(values)) for name, values in found.items() if name != WORLD}
 
 
 def judged_return(
@@ -323,9 +345,11 @@ def self_play_return(
     for each in mine:
         if each.total is not None:
             by_role.setdefault(each.dialog.meta["role"], []).append(each.total)
-    return return_figures(mine) | reward_figures(mine) | {
-        f"eval/return_{role}": float(np.mean(totals)) for role, totals in sorted(by_role.items())
-    }
+    return (
+        return_figures(mine)
+        | reward_figures(mine)
+        | {f"eval/return_{role}": float(np.mean(totals)) for role, totals in sorted(by_role.items())}
+    )
 
 
 def _expect_groups_that_begin_alike(played: Sequence[Episode], group_size: int) -> None:

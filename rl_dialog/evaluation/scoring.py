@@ -124,12 +124,12 @@ def _score_rows(
     """(replies, 1 + len(COLUMNS)) of all rows, in their order."""
     first_reply = np.cumsum([0, *(len(row.reply_ends) for row in rows)])  # first reply of each row
     table = np.full((first_reply[-1], 1 + len(COLUMNS)), np.nan)
-    for indices in _batches([len(row.input_ids) for row in rows], tokens_per_batch):
+    for indices in row_batches([len(row.input_ids) for row in rows], tokens_per_batch):
         batch = collate([rows[i] for i in indices]).to(policy.device)
         if batch.decisions:
             places = np.concatenate([np.arange(first_reply[i], first_reply[i + 1]) for i in indices])
             out = policy.outputs(batch)
-            table[places] = _per_reply(policy, batch, out, _per_decision(policy, frozen, batch, out))
+            table[places] = _per_reply(policy, batch, out, per_decision(policy, frozen, batch, out))
     return table
 
 
@@ -181,7 +181,7 @@ def token_table(
     frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
         batch = collate([Row.of_reply(prompt, reply)]).to(policy.device)
-        figures = _per_decision(policy, frozen, batch, policy.outputs(batch))
+        figures = per_decision(policy, frozen, batch, policy.outputs(batch))
     names = {
         "q": "q",
         "v": "v",
@@ -209,7 +209,7 @@ def reference_policy(policy: Policy, prior: Prior | None) -> tuple[Prior | Polic
     return None, "the checkpoint names no frozen prior"
 
 
-def _per_decision(
+def per_decision(
     policy: Policy, frozen: Prior | Policy | None, batch: Batch, out: Outputs
 ) -> dict[str, Tensor]:
     """(N,) numbers per decision of a batch, in chunks of decisions."""
@@ -305,7 +305,7 @@ def _part(value: Any, states: Any) -> Any:
     raise TypeError(f"expected scores or a tensor to cut into chunks, got {type(value).__name__}")
 
 
-def _batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+def row_batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
     """Indices of rows of similar length, at most `tokens` padded tokens together (one row at least)."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):

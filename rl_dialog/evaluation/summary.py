@@ -38,6 +38,8 @@ FIGURES: dict[str, Figure] = {
     "lm_perplexity": Figure("perplexity (plain LM)"),
     "kl": Figure("KL to prior per token", 4),
     "kl_per_reply": Figure("KL to prior per reply", 3),
+    "kl_per_message": Figure("KL of latents per message"),
+    "active_units": Figure("active units", 0),
     "critic": Figure("pairwise accuracy", percent=True),
     "distinct_1": Figure("distinct-1", 3),
     "distinct_2": Figure("distinct-2", 3),

@@ -41,6 +41,7 @@ class Trial:
     rewards: dict[str, float] = field(default_factory=dict)  # weights of the rewards that it was trained on
     scales: dict[str, float] = field(default_factory=dict)  # what the normalisers of these divide by
     chat: str = ""  # flags with which `chat` answers as the evaluation did
+    verb: str = "train"  # what it is a run of
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def write_sweep_report(
     best_trial = _best_trial(sweep, winner) if winner else None
     measured = headline_of(sweep, ranked)
     runs = list({trial.folder: trial for trial in trials}.values())
-    parts = (_ranking, _frontier, _effects, _parallel, _curves, _over_optimised, _late, _samples)
+    parts = (_ranking, _frontier, _effects, _parallel, _curves, _over_optimised, _warned, _late, _samples)
     sections = [_winner(sweep, ranked, best_trial, out, command), *(part(sweep, ranked) for part in parts)]
     sections.append(_cost(runs, seconds))
     markdown, page = write_document(sweep.title, [section for section in sections if section], out)
@@ -254,7 +255,8 @@ def _winner(
         )
     )
     commands.append(
-        f"python -m pipelines.train --config {out / BEST}/train.yaml --output_dir runs/again  # the same run"
+        f"python -m pipelines.{best_trial.verb} --config {out / BEST}/{best_trial.verb}.yaml --output_dir "
+        "runs/again  # the same run"
     )
     return Section("What is best", text, commands=commands)
 
@@ -433,6 +435,25 @@ def _over_optimised(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
     return Section("Reward against held-out rewards", text, Table(columns, rows), **more)
 
 
+def _warned(sweep: Any, ranked: Sequence[Ranked]) -> Section | None:
+    """Trials of `online` that earned more of what they learned from while the world's own reward fell."""
+    judged = [
+        (Path(trial.folder).name, [int(r["step"]) for r in trial.reports if r.get("eval/over_optimised")])
+        for point in ranked
+        for trial in point.trials
+        if any("eval/over_optimised" in row for row in trial.reports)
+    ]
+    if not judged:
+        return None
+    text = [
+        "Trials that learned from rewards in a world whose own reward is known. Listed are those whose true "
+        "return fell from its best by more than chance while the return that they learned from rose, with "
+        "the step at which that was first seen."
+    ]
+    notes = [f"{name}: step {steps[0]}" for name, steps in judged if steps]
+    return Section("Over-optimised while it was watched", text, notes=notes or ["none"])
+
+
 def _trained_change(point: Ranked) -> float | None:
     """Of the weighted, normalised rewards per reply, as far as they were measured on generated replies."""
     trial = point.trials[0]
@@ -548,7 +569,8 @@ def _copy_best(out: Path, best_trial: Trial) -> None:
     """The best seed's best checkpoint, ready for serve and chat, with the config that makes it again."""
     shutil.rmtree(out / BEST, ignore_errors=True)
     shutil.copytree(resolve(best_trial.folder), out / BEST, ignore=shutil.ignore_patterns("trainer"))
-    shutil.copy(Path(best_trial.folder) / "train.yaml", out / BEST / "train.yaml")
+    settings = f"{best_trial.verb}.yaml"
+    shutil.copy(Path(best_trial.folder) / settings, out / BEST / settings)
     if (Path(best_trial.folder) / "prior").is_dir():  # the checkpoint says ../prior
         shutil.rmtree(out / "prior", ignore_errors=True)
         shutil.copytree(Path(best_trial.folder) / "prior", out / "prior")

@@ -11,6 +11,7 @@ from rl_dialog.evaluation.episodes import MEASURED
 from rl_dialog.evaluation.runs import nearest
 from rl_dialog.models.checkpoint import method_name
 from rl_dialog.rewards import REWARDS
+from rl_dialog.rewards.choosing import read_weights
 from rl_dialog.training.rehearsal import reported_metrics
 
 RETURNS = ("return", "return_greedy", "return_best_of")
@@ -30,9 +31,13 @@ BY_FLAG = {"ope/": "ope", "top/": "candidates", "ranked/": "candidates", "gain/"
 
 
 def check_metric(sweep: Any, runs: Sequence[Any], *, held_out: bool, where: str) -> None:
-    """Raises ConfigError for a metric that training would not report of all these runs (configs of `train`),
-    and for methods that would be compared by their own losses. `held_out`: is there a validation split?"""
+    """Raises ConfigError for a metric that training would not report of all these runs (configs of `train`,
+    or of `online`), and for methods that would be compared by their own losses. `held_out`: is there a
+    validation split?"""
     metric, methods = sweep.metric, list(dict.fromkeys(run.method for run in runs))
+    if sweep.online:
+        _check_online_metric(metric, runs, where)
+        return
     if metric in MEASURED:
         if not all(run.env for run in runs):
             fix = "expected --env in train, or another metric"
@@ -54,6 +59,18 @@ def check_metric(sweep: Any, runs: Sequence[Any], *, held_out: bool, where: str)
             f"{where}: {metric} is what each method says of its own loss, so it compares no two of them "
             f"({', '.join(names)}): expected a metric that is measured in an environment ("
             f"{', '.join(MEASURED)}), or an evaluation to rank by and no halving or optuna"
+        )
+
+
+def _check_online_metric(metric: str, runs: Sequence[Any], where: str) -> None:
+    """The same of runs of `online`, whose returns are always measured."""
+    judged = all(run.env and read_weights(run.rewards) for run in runs)
+    reported = (*MEASURED, "eval/true_return") if judged else MEASURED
+    if metric not in reported:
+        raise ConfigError(
+            f"{where}: the metric {metric} is never measured: expected one of {', '.join(reported)}"
+            + ("" if judged else ", or with rewards that judge in a world eval/true_return")
+            + f".{nearest(metric, reported)}"
         )
 
 

@@ -25,8 +25,9 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] =
     "loguniform": lambda rng, low, high: float(np.exp(rng.uniform(np.log(low), np.log(high)))),
     "randint": lambda rng, low, high: int(rng.integers(low, high + 1)),
 }
-# `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own training
+# `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own train or online
 VERBS = ("prepare", "start", "evaluate")
+DATA = "{data}"  # in the flags of online: the data directory that `prepare` made
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,11 @@ class Sweep:
 
     title: str
     about: str
-    # flag of train, or VERB.FLAG -> list of values or {uniform|loguniform|randint: [low, high]}; or a list of
-    # such, their union
+    # flag of a trial, or VERB.FLAG -> list of values or {uniform|loguniform|randint: [low, high]}; or a list
+    # of such, their union
     space: object
-    train: str = ""  # flags of every trial
+    train: str = ""  # flags of every trial, which learns from the logs
+    online: str = ""  # instead: flags of `online`, with which every trial plays and learns from that
     start: str = ""  # flags of the bc that all trials of a seed start from; without it they start as they are
     logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
     # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
@@ -65,6 +67,16 @@ class Sweep:
     batch: int = 4  # points that optuna chooses at a time
     # {grace: steps, factor: 3} on the first seed; what ends gets the others
     halving: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def verb(self) -> str:
+        """What trials are runs of."""
+        return "online" if self.online else "train"
+
+    @property
+    def flags(self) -> str:
+        """Of that verb, for every trial."""
+        return self.online or self.train
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,7 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
             )
         if not sweep.evaluate and (name := next((name for name in space if _verb(name) == "evaluate"), None)):
             raise ConfigError(f"{path}: space: {name} is about the evaluation, but the file has no evaluate")
+    _check_online(path, sweep)
     if sweep.search == "optuna" and any(
         _verb(name) == "evaluate" for space in _spaces(sweep) for name in space
     ):
@@ -155,6 +168,22 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
             "in its space"
         )
     return replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
+
+
+def _check_online(path: str, sweep: Sweep) -> None:
+    """What trials of `online` need, and cannot have."""
+    if not sweep.online:
+        return
+    if sweep.train:
+        raise ConfigError(f"{path}: expected either train or online, which trials are runs of, got both")
+    if not sweep.start:
+        raise ConfigError(f"{path}: online: expected start, flags of the bc that talks first, got none")
+    mixes = [name for space in _spaces(sweep) for name in space if _verb(name) == "prepare"]
+    if mixes and DATA not in sweep.online:
+        raise ConfigError(
+            f"{path}: space: {mixes[0]} changes data, and these trials learn from what they play: expected "
+            f"{DATA} among the flags of online, as in --contexts {DATA}, or another parameter"
+        )
 
 
 def check_same_sweep(out: Path, path: str) -> None:
@@ -166,7 +195,7 @@ def check_same_sweep(out: Path, path: str) -> None:
     if not (out / COPY).is_file():
         return
     old, new = read_yaml(str(out / COPY)), read_yaml(path)
-    for name in ("logs", "write_logs", "prepare", "start", "train"):
+    for name in ("logs", "write_logs", "prepare", "start", "train", "online"):
         if old.get(name) != new.get(name):
             change = f"{name} is {new.get(name)!r}, but {out} was made with {old.get(name)!r}"
             raise UserError(f"{path}: {change}: choose another --output_dir, or --overwrite")

@@ -23,6 +23,7 @@ from rl_dialog.methods.sarsa import SARSA
 from rl_dialog.methods.tf_all import TFAll
 from rl_dialog.methods.tf_top import TFTop
 from rl_dialog.methods.utterance_ilql import UtteranceILQL
+from rl_dialog.methods.vhrl import VHRL
 from rl_dialog.methods.way_off_policy import WayOffPolicy
 
 METHODS: dict[str, type[Method]] = {
@@ -48,6 +49,7 @@ METHODS: dict[str, type[Method]] = {
     "rloo": RLOO,
     "grpo": GRPO,
     "ppo": PPO,
+    "vhrl": VHRL,
 }
 FROM_LOGS = {name: kind for name, kind in METHODS.items() if not kind.online}  # those of `train`
 ONLINE = {name: kind for name, kind in METHODS.items() if kind.online}  # those of `online`

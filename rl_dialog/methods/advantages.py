@@ -9,8 +9,8 @@ at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,11 +30,20 @@ class Experience:
     log_ratio: np.ndarray  # (n,) float64: log pi - log p of each action, p the frozen prior
     values: np.ndarray  # (n + 1,) float64: V of each state, then of the one where the episode was cut off; 0
     #                     behind a true end, and everywhere without a value head
+    # Where a method chooses the latents of replies: (R,) log N(z) of each less that under the prior.
+    latent_log_ratio: np.ndarray | None = None
+    # Of rewards that are weighed and added up: the weight of each by name, and (n,) what it was by itself.
+    parts: Mapping[str, tuple[float, np.ndarray]] = field(default_factory=dict)
 
     @property
     def turn(self) -> np.ndarray:
         """(n,) the number of the reply that each decision belongs to."""
         return np.cumsum(self.turn_end) - self.turn_end
+
+    @property
+    def replies(self) -> int:
+        """R."""
+        return int(self.turn_end.sum())
 
     def charged(self, c: float) -> np.ndarray:
         """(n,) rewards less c times the log-ratio of each action: what k1 in the reward is."""

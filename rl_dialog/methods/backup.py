@@ -25,6 +25,31 @@ def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
     return factor.masked_fill(batch.dones, 0.0)
 
 
+def following(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor:
+    """(N,) the discounted value after each decision, of `values` (S,) in its next state; 0 where the
+    conversation ended.
+
+    Where a row was cut because it was too long, it is what the conversation went on to earn: no row goes on
+    from exactly this state, so its value would be a guess.
+    """
+    value = values[batch.next_state]
+    if batch.later_known is not None:
+        cut = (batch.next_state >= batch.decisions) & batch.later_known[batch.rows]
+        value = torch.where(cut, beyond_cuts(batch, gamma, per)[batch.rows].to(value.dtype), value)
+    return discounts(batch, gamma, per) * value
+
+
+def beyond_cuts(batch: Batch, gamma: float, per: str) -> Tensor:
+    """(B,) the discounted sum of the rewards behind each row's last state, where `batch.later_known`."""
+    total = batch.later_rewards.new_zeros(len(batch.later_rewards))
+    for rewards, tokens in zip(
+        batch.later_rewards.flip(1).unbind(1), batch.later_tokens.flip(1).unbind(1), strict=True
+    ):
+        steps = tokens if per == "token" else tokens.clamp(max=1)  # a place without a reply is no step
+        total = rewards * gamma ** (steps - 1).clamp(min=0) + total * gamma**steps
+    return total
+
+
 def to_reply_end(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor:
     """(N,) what follows each decision inside its reply: rewards before the reply's last decision, then
     `values` (N,) of that one.
@@ -67,7 +92,7 @@ def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = 
     cut = batch.next_state >= batch.decisions  # the next state is one without a decision
     cut |= ~batch.dones & ~batch.rated[batch.next_state.clamp(max=batch.decisions - 1)]
     if bootstrap is not None:
-        earned += torch.where(cut, factor * bootstrap[batch.next_state], torch.zeros_like(factor))
+        earned += torch.where(cut, following(batch, bootstrap, gamma, per), torch.zeros_like(factor))
     lengths = torch.bincount(batch.rows)
     column = torch.arange(batch.decisions, device=factor.device) - (lengths.cumsum(0) - lengths)[batch.rows]
     sums = factor.new_zeros(len(lengths), int(lengths.max()) + 1)

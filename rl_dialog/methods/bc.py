@@ -17,6 +17,7 @@ class BC(Method):
     """
 
     needs_rewards: ClassVar[bool] = False
+    draws_from_posterior: ClassVar[bool] = True
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         total, nll = out.lm.nll(batch.actions)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import best_of_reply, discounts, minimum, rate_of_targets, started_from_returns
+from rl_dialog.methods.backup import best_of_reply, following, minimum, rate_of_targets, started_from_returns
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -73,7 +73,7 @@ class BCQ(Method):
         zero = batch.rewards.new_zeros(())
         lm, nll = out.lm.nll(batch.actions) if self.clone_weight else (zero, zero)
         best = self.best_supported(out)
-        y = batch.rewards + discounts(batch, self.gamma, self.discount) * best[batch.next_state]
+        y = batch.rewards + following(batch, best, self.gamma, self.discount)
         y = best_of_reply(out, batch, y, self.gamma, self.discount) if self.backup == "reply" else y
         y = started_from_returns(y, batch, self.warmup, self.gamma, self.discount, bootstrap=best)
         q = tuple(q.at(batch.actions) for q in out.q)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.errors import UserError
-from rl_dialog.methods.backup import minimum, rate_of_targets
+from rl_dialog.methods.backup import following, minimum, rate_of_targets
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -77,10 +77,12 @@ class CHAI(Method):
         follows[:-1] = row[1:] == row[:-1]
         best = minimum(out.proposal_q_target).amax(1)  # (R,) of the context that each reply answered
         earned = torch.zeros_like(best).index_add(0, batch.reply, batch.rewards)
-        y = earned + self.gamma * torch.where(follows, best.roll(-1), 0.0)
-        has_target = (follows | done) & batch.rated[
-            batch.turn_end
-        ]  # a truncated row's last reply leads to a context that nobody answered
+        # A truncated row's last reply leads to a context that nobody answered here. What the conversation
+        # went on to earn is known where the row was cut because it was too long.
+        known = follows | done if batch.later_known is None else follows | done | batch.later_known[row]
+        beyond = following(batch, best.new_zeros(len(batch.states)), self.gamma, "turn")[batch.turn_end]
+        y = earned + torch.where(follows, self.gamma * best.roll(-1), beyond)
+        has_target = known & batch.rated[batch.turn_end]
         q_loss = sum(((y - q).square() * has_target).sum() for q in out.utterance_q)
         cql = sum(
             self._conservative(*heads, batch)

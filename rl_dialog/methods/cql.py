@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import best_of_reply, discounts
+from rl_dialog.methods.backup import best_of_reply, following
 from rl_dialog.methods.ilql import ILQL
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import reduce_minimum
@@ -33,9 +33,6 @@ class CQL(ILQL):
     """weight of the conservative term"""
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
-        y = (
-            batch.rewards
-            + discounts(batch, self.gamma, self.discount)
-            * reduce_minimum(out.q_target, "max")[batch.next_state]
-        )
+        best = reduce_minimum(out.q_target, "max")
+        y = batch.rewards + following(batch, best, self.gamma, self.discount)
         return best_of_reply(out, batch, y, self.gamma, self.discount) if self.backup == "reply" else y

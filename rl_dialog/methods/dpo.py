@@ -7,8 +7,10 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,7 +30,8 @@ class DPO(Method):
 
     h = beta [(log pi(y+|s) - log p(y+|s)) - (log pi(y-|s) - log p(y-|s))], p the frozen prior,
     log-probabilities summed over a reply's tokens. The pairs (y+, y-) are made of the data: different replies
-    to the same messages with different rewards. Replies without a reward are in none.
+    to the same messages with different rewards, which are means where a reply was said more than once.
+    Replies without a reward are in none.
     """
 
     beta: float = 0.1
@@ -37,7 +40,7 @@ class DPO(Method):
     """eps, the share of pairs that are taken to be labelled the wrong way round"""
     by: Literal["reply", "to_go"] = "reply"
     """what makes a reply the better one: its own reward, or the sum of the known rewards from it to the end
-    of its row"""
+    of its dialog"""
     margin: float = 0.0
     """a pair's rewards differ by more than this"""
     pairs_per_context: int = 8
@@ -85,16 +88,15 @@ class DPO(Method):
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
     def _pairs(self, rows: Sequence[Row]) -> Iterator[Row]:
-        by_context: dict[bytes, dict[bytes, tuple[float, Row]]] = defaultdict(dict)
+        by_context: dict[bytes, dict[bytes, list[float]]] = defaultdict(lambda: defaultdict(list))
         for start, reward, row in replies(rows, by=self.by):
-            by_context[row.input_ids[:start].tobytes()].setdefault(
-                row.input_ids[start:].tobytes(), (reward, row)
-            )
-        for candidates in by_context.values():
-            for better, worse in widest_pairs(
-                list(candidates.values()), margin=self.margin, most=self.pairs_per_context
-            ):
-                yield from (better[1], worse[1])
+            by_context[row.input_ids[:start].tobytes()][row.input_ids[start:].tobytes()].append(reward)
+        for context, earned in by_context.items():
+            candidates = [(fmean(rewards), reply) for reply, rewards in earned.items()]
+            for pair in widest_pairs(candidates, margin=self.margin, most=self.pairs_per_context):
+                for reward, reply in pair:
+                    tokens = (np.frombuffer(side, np.int32) for side in (context, reply))
+                    yield Row.of_reply(*tokens, reward=reward)
 
 
 def replies(rows: Sequence[Row], *, by: str) -> Iterator[tuple[int, float, Row]]:

@@ -4,7 +4,7 @@ the best."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -39,7 +39,8 @@ class DT(BC):
     want: int = -1
     """the bin to ask for when acting; -1 is the best one"""
     by: Literal["to_go", "reply"] = "to_go"
-    """what a return is: the sum of the known rewards from this reply to its row's end, or this reply's own"""
+    """what a return is: the sum of the known rewards from this reply to its dialog's end, or this reply's
+    own"""
 
     def extend_tokenizer(self, tokenizer: Any) -> Any:
         if self.bins < 2 or not -self.bins <= self.want < self.bins:
@@ -92,7 +93,7 @@ class DT(BC):
             )
             rows = np.insert(row.input_ids, places, tokens), np.insert(row.assistant, places, False)
             ends = row.reply_ends + np.searchsorted(np.sort(places), row.reply_ends, side="right")
-            return Row(*rows, ends.astype(np.int32), row.rewards, row.truncated)
+            return replace(row, input_ids=rows[0], assistant=rows[1], reply_ends=ends.astype(np.int32))
 
         return [labelled(row) for row in train], [labelled(row) for row in validation]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import (
-    discounts,
     expectile,
+    following,
     minimum,
     rate_of_targets,
     returns,
@@ -40,10 +40,10 @@ class ILQL(Method):
     L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM
             each averaged over decisions
 
-    x is Q' of the reply's last token, so V knows after one step what the whole reply is worth; with
-    `backup="token"`, as published, it is that of the next token, and what a reply earns reaches its beginning
-    one token per target lag. A reply without a known reward is cloned and held by L_CQL, and left out of L_Q
-    and L_V.
+    x and y are those of the reply's last token: inside a reply nobody else acts, so its first token knows
+    after one step what followed it. With `backup="token"`, as published, they are those of the token itself,
+    and what a reply earns reaches its beginning one token per target lag. A reply without a known reward is
+    cloned and held by L_CQL, and left out of L_Q and L_V.
 
     `reg_to="base_policy"` holds L_CQL and L_LM to the distribution p_0 of the model as loaded instead of the
     logged token: -sum_b p_0(b|s) log ...
@@ -51,7 +51,7 @@ class ILQL(Method):
 
     tau: float = 0.7
     """expectile: 0.5 values the average logged behaviour (SARSA), towards 1 the best the logs contain"""
-    beta: float = 6.0
+    beta: float = 8.0
     """strength of the advantage when decoding, per spread of returns in the training split (per unit of
     reward with value_unit 1)"""
     target_kl: float | None = None
@@ -63,7 +63,7 @@ class ILQL(Method):
     """apply gamma only at the end of a reply, or at every token (as in the papers), which favours short
     replies"""
     backup: Literal["reply", "token"] = "reply"
-    """fit V to the value of the whole reply, or of the next token (as in the papers)"""
+    """fit Q and V to what followed the whole reply, or the token (as in the papers)"""
     q_weight: float = 1.0
     """weight of the TD error of Q"""
     v_weight: float = 1.0
@@ -225,7 +225,8 @@ class ILQL(Method):
 
     def target(self, out: Outputs, batch: Batch) -> Tensor:
         """(N,) y, what both Q heads are fitted to; without gradient."""
-        return batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
+        y = batch.rewards + following(batch, out.v.detach(), self.gamma, self.discount)
+        return to_reply_end(batch, y, self.gamma, self.discount) if self.backup == "reply" else y
 
     def _margins(self, out: Outputs, action_scores: tuple[Tensor, ...]) -> Tensor:
         """() L_DM."""

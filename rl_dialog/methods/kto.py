@@ -42,7 +42,7 @@ class KTO(Method):
     undesirable_weight: float = 1.0
     """w of bad replies"""
     by: Literal["reply", "to_go"] = "reply"
-    """a reply's reward: its own, or the sum of the known rewards from it to the end of its row"""
+    """a reply's reward: its own, or the sum of the known rewards from it to the end of its dialog"""
 
     rows_per_unit: ClassVar[int] = 2
     measures: ClassVar[bool] = True

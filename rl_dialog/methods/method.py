@@ -32,6 +32,26 @@ class Heads:
 
 
 @dataclass
+class Bound:
+    """What turns the loss of cloning into the bound on the likelihood, where latents come from a
+    posterior; sums over the batch."""
+
+    kl: Tensor  # () nats
+    penalty: Tensor  # () what the loss pays for them: with an annealed weight, and free bits
+    words: Tensor | None = None  # () the weighted loss of predicting each message's words from its latent
+
+    def added_to(self, loss: Loss) -> Loss:
+        """`nll` becomes the bound on it, and `reconstruction` says what it was."""
+        metrics = loss.metrics | {"kl": self.kl.detach()}
+        if "nll" in metrics:
+            metrics |= {"reconstruction": metrics["nll"], "nll": metrics["nll"] + self.kl.detach()}
+        total = loss.total + self.penalty
+        if self.words is not None:
+            total, metrics = total + self.words, metrics | {"bag_of_words": self.words.detach()}
+        return Loss(total, metrics)
+
+
+@dataclass
 class Outputs:
     """What a policy says about S states (data/batch.py: the N decisions first)."""
 
@@ -46,6 +66,10 @@ class Outputs:
         # those too
         None
     )
+    latents: Bound | None = None  # what the loss of a model with latents needs beside the method's
+    # Of replies that were said with latents of their own (batch.reply_noise, batch.latents):
+    drawn: Tensor | None = None  # (R, Z) the latents, without gradient
+    latent_logp: Tensor | None = None  # (R,) their log-density; no gradient through the latents
     utterance_q: tuple[Tensor, ...] = ()  # (R,) each: the value of each reply
     utterance_q_target: tuple[Tensor, ...] = ()
     proposal_q: tuple[Tensor, ...] = ()  # (R, n) each: the values of proposed replies (batch.proposals)
@@ -94,6 +118,9 @@ class Method:
     )
     gamma: ClassVar[float] = 1.0  # discount of the returns that Q estimates ...
     discount: ClassVar[str] = "turn"  # ... at every token, or at the end of a reply
+    draws_from_posterior: ClassVar[bool] = (
+        False  # learns to say what was said and no more, so latents may be inferred from it
+    )
     plain_lm: ClassVar[bool] = (
         True  # decode is the LM's logits, so the checkpoint alone (AutoModelForCausalLM) is the policy
     )
@@ -156,6 +183,10 @@ class Method:
         """Polyak rate of the targets in a run of so many updates, of which the share `progress` is done; 0
         for a method without targets."""
         return 0.0
+
+    def rate_share(self, step: int) -> float:
+        """The share of the learning rate in update (online: round) `step`."""
+        return 1.0
 
     def with_strength(self, strength: float) -> Method:
         """The method that acts on log p + strength (Q - V), for methods that act on something like it."""

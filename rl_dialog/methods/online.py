@@ -48,6 +48,7 @@ class OnlineMethod(Method):
     drawn (older weights, top-k and top-p)"""
 
     online: ClassVar[bool] = True
+    needs_latents: ClassVar[bool] = False  # of each message, in the model that learns
     learning_rate_share: ClassVar[float] = 0.25
     iterations: ClassVar[int] = 1  # passes over the episodes of one step of the run ...
     mini_batches: ClassVar[int] = 1  # ... each in so many steps of the optimizer
@@ -71,6 +72,17 @@ class OnlineMethod(Method):
         """Does an episode that is alone in its group teach nothing?"""
         return False
 
+    @property
+    def chooses_latents(self) -> bool:
+        """Does it learn how a model draws the latents of its messages (`latent_advantages`)?"""
+        return False
+
+    @property
+    def holds_latents(self) -> bool:
+        """Are the latents that were drawn given to policy and prior alike, or does each draw its own with the
+        same noise?"""
+        return False
+
     def earned(self, experience: Experience) -> np.ndarray:
         """(n,) the rewards, less the divergence where it is charged there."""
         return experience.charged(self.c) if self.kl == "reward" else experience.rewards
@@ -78,6 +90,10 @@ class OnlineMethod(Method):
     def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
         """For each episode (n,), from all scored episodes of a step of the run."""
         raise TypeError(f"{type(self).__name__} has no advantages")
+
+    def latent_advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
+        """For each episode (R,) those of its replies' latents, for methods that choose them."""
+        raise TypeError(f"{type(self).__name__} chooses no latents")
 
     def value_targets(self, experience: Experience) -> np.ndarray:
         """(n,) what V is fitted to, for methods with a value head."""

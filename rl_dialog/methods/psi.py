@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import (
-    discounts,
+    following,
     gumbel,
     minimum,
     rate_of_targets,
@@ -33,12 +33,14 @@ class Psi(Method):
                                                                     state
     L   = L_Q + L_V + cql_weight L_CQL                              each averaged over decisions
 
+    y and Q' in L_V are those of the reply's last token; with `backup="token"` of the token itself.
+
     The paper's soft backup c log sum_a p(a|s) exp(Q(s,a) / c) is a mean over what p says, and the logs are
     such a sample (Gumbel regression, Garg et al. 2023). So no value is ever asked of a token that nobody
     said, which is what ruins the published form on text (`way_off_policy`).
     """
 
-    c: float = 0.15
+    c: float = 0.125
     """how strongly the prior holds, in spreads of returns in the training split (in units of reward with
     value_unit 1): a larger c stays closer"""
     target_kl: float | None = None
@@ -49,7 +51,7 @@ class Psi(Method):
     discount: Literal["token", "turn"] = "turn"
     """apply gamma only at the end of a reply, or at every token"""
     backup: Literal["reply", "token"] = "reply"
-    """fit V to the value of the whole reply, or of the next token"""
+    """fit Q and V to what followed the whole reply, or the token"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
     y"""
@@ -78,7 +80,8 @@ class Psi(Method):
         q_target = minimum(tuple(q.at(batch.actions).detach() for q in out.q_target))
         aim = to_reply_end(batch, q_target, self.gamma, self.discount) if self.backup == "reply" else q_target
         v_loss = (self.value_loss(aim - v) * rated).sum()
-        y = batch.rewards + discounts(batch, self.gamma, self.discount) * out.v.detach()[batch.next_state]
+        y = batch.rewards + following(batch, out.v.detach(), self.gamma, self.discount)
+        y = to_reply_end(batch, y, self.gamma, self.discount) if self.backup == "reply" else y
         y = started_from_returns(y, batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach())
         y = y - self.charge(q_target - v.detach())
         q = tuple(q.at(batch.actions) for q in out.q)

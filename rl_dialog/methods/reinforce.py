@@ -39,10 +39,16 @@ class Reinforce(OnlineMethod):
             rewards_to_go(self.earned(each), discount_factors(each, self.gamma, self.discount))
             for each in experiences
         ]
+        return self.above_baseline(to_go, [each.turn for each in experiences], experiences)
+
+    def above_baseline(
+        self, to_go: Sequence[np.ndarray], turns: Sequence[np.ndarray], experiences: Sequence[Experience]
+    ) -> list[np.ndarray]:
+        """G - b of decisions in the numbered `turns` of each episode."""
         if self.baseline == "none":
-            return to_go
+            return list(to_go)
         groups = np.array([each.group if self.baseline == "leave_one_out" else 0 for each in experiences])
-        baselines = turn_baselines(to_go, [each.turn for each in experiences], groups)
+        baselines = turn_baselines(to_go, turns, groups)
         return [np.nan_to_num(sums - b) for sums, b in zip(to_go, baselines, strict=True)]
 
     def surrogate(self, logp: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,14 +25,14 @@ class TFTop(BC):
     """
 
     by: Literal["auto", "reply", "dialog"] = "auto"
-    """judge a reply by its own reward, or by the sum of the known rewards of its row (a dialog, or a window
-    of one that is longer than max_length); auto: by dialog where only the last replies of dialogs earn
-    anything"""
+    """judge a reply by its own reward, or by the sum of the known rewards of its dialog (from the window it
+    is in, where a dialog is longer than max_length); auto: by dialog where only the last replies of dialogs
+    earn anything"""
     threshold: float | None = None
     """keep what earned at least this much"""
     fraction: float = 0.5
     """without a threshold: keep this share of the rated replies, the best ones (rounded down, at least one;
-    equals in the order of the data)"""
+    equals by lot, a row at a time)"""
 
     def prepare(
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
@@ -65,7 +65,9 @@ class TFTop(BC):
                 )
         else:
             keeps = np.zeros(len(flat), bool)
-            best_first = np.argsort(-flat, kind="stable")  # NaN comes last
+            # Logs are often in the order of something: the first of the equal ones would be no fair sample.
+            drawn = np.random.default_rng(0).permutation(len(train)).repeat([len(s) for s in scores])
+            best_first = np.lexsort((drawn, -flat))  # NaN comes last
             keeps[best_first[: max(1, int(self.fraction * len(known_scores)))]] = True
         row_keeps = np.split(keeps, np.cumsum([len(s) for s in scores])[:-1])
         return [
@@ -79,11 +81,11 @@ def way_to_judge(train: Sequence[Row]) -> tuple[str, str]:
     Where only the last reply of a dialog earns something, all that its own reward says of a reply is whether
     it was the last one. A cost that all others have alike tells no more, a missing reward (NaN) nothing.
     """
-    several = [row.rewards for row in train if len(row.rewards) > 1]
+    several = [row for row in train if len(row.all_rewards) > 1]
     if not several:
         return "reply", ""  # both are the same
-    earlier = np.concatenate([rewards[:-1] for rewards in several])
-    final = np.array([rewards[-1] for rewards in several])
+    earlier = np.concatenate([row.all_rewards[:-1][: len(row.rewards)] for row in several])
+    final = np.array([row.all_rewards[-1] for row in several])
     usual = min(earlier[0], 0.0) if (earlier == earlier[0]).all() else 0.0
     earlier_count, final_count = (
         int((~np.isnan(values) & (values != 0) & (values != usual)).sum()) for values in (earlier, final)
@@ -100,4 +102,4 @@ def _only(row: Row, keep: np.ndarray) -> Row:
     assistant = row.assistant.copy()
     for start, end in zip(starts[~keep], row.reply_ends[~keep], strict=True):
         assistant[start : end + 1] = False
-    return Row(row.input_ids, assistant, row.reply_ends[keep], row.rewards[keep], row.truncated)
+    return replace(row, assistant=assistant, reply_ends=row.reply_ends[keep], rewards=row.rewards[keep])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.methods.backup import expectile, minimum, rate_of_targets, started_from_returns
+from rl_dialog.methods.backup import expectile, following, minimum, rate_of_targets, started_from_returns
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
 
@@ -68,11 +68,8 @@ class UtteranceILQL(Method):
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         v = out.v[batch.reply_starts]  # (R,)
-        following = out.v.detach()[batch.next_state[batch.turn_end]].masked_fill(
-            batch.dones[batch.turn_end], 0.0
-        )
         earned = torch.zeros_like(v).index_add(0, batch.reply, batch.rewards)
-        y = earned + self.gamma * following
+        y = earned + following(batch, out.v.detach(), self.gamma, "turn")[batch.turn_end]
         y = started_from_returns(
             y[batch.reply], batch, self.warmup, self.gamma, "turn", bootstrap=out.v.detach()
         )[batch.turn_end]

@@ -30,6 +30,8 @@ from transformers.utils import logging as transformers_logging
 from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.methods.scores import Linear
+from rl_dialog.models.hierarchical import is_hierarchical
+from rl_dialog.models.recurrent_state import MessageStates
 
 ADAPTER = "adapter_config.json"  # as peft names it
 BASE, PRIOR = KEPT = "base", "prior"  # folders of a run with a model that its checkpoints belong to
@@ -192,7 +194,8 @@ def _require_cache(lm: PreTrainedModel, ids: Tensor, inputs: dict[str, Any], hid
         return
     first = {name: value[:, :-1] for name, value in inputs.items() if name != "use_cache"}
     last = {"attention_mask": inputs["attention_mask"], "position_ids": inputs["position_ids"][:, -1:]}
-    _, cache = run_trunk(lm.base_model, ids[:, :-1], DynamicCache(config=lm.config), use_cache=True, **first)
+    empty = MessageStates() if is_hierarchical(lm) else DynamicCache(config=lm.config)
+    _, cache = run_trunk(lm.base_model, ids[:, :-1], empty, use_cache=True, **first)
     if cache is None:
         return
     got, _ = run_trunk(lm.base_model, ids[:, -1:], cache, use_cache=True, **last)

@@ -42,6 +42,7 @@ from rl_dialog.models.prior import Prior
 from rl_dialog.models.steering import Steering
 
 FORMAT = 1
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # eight times as fast, where PyYAML was built with it
 PRIOR_WEIGHTS = (  # of a prior that averages several models, in the folders member-0, member-1, ...
     "weights.json"
 )
@@ -91,7 +92,7 @@ def describe(directory: str | Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        description = yaml.safe_load(path.read_text(encoding="utf-8"))
+        description = yaml.load(path.read_text(encoding="utf-8"), LOADER)  # noqa: S506  (safe ones)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:

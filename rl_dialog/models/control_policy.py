@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from rl_dialog.errors import UserError
 from rl_dialog.models.network_files import load_weights, read_shape, save_network
+from rl_dialog.models.observations import RunningScale
 
 KIND = "control_policy"
 FOLLOWING = 0.1  # share of the newest batch in the statistics of values
@@ -45,6 +46,7 @@ class ControlPolicyConfig:
     # rewards
     normalise_values: bool = True
     log_std: float = 0.0  # of a Gaussian at the beginning
+    normalise_observations: bool = False  # that are numbers, by those seen so far (observations.py)
 
     def __post_init__(self) -> None:
         if (
@@ -130,7 +132,9 @@ class ControlPolicy(nn.Module):
                 _linear(config.hidden[0], 1, 1.0),
             )
         else:
-            self.trunk = nn.Identity()
+            self.trunk = (
+                RunningScale(config.observation[0]) if config.normalise_observations else nn.Identity()
+            )
             self.policy = _mlp(config.observation[0], *config.hidden, config.actions, gain=0.01)
             self.value_network = _mlp(config.observation[0], *config.hidden, 1, gain=1.0)
         self.register_buffer("value_mean", torch.zeros(()))
@@ -166,6 +170,11 @@ class ControlPolicy(nn.Module):
         )
         output.bias.copy_((old_std * output.bias + old_mean - self.value_mean) / self.value_std)
         output.weight.mul_(old_std / self.value_std)
+
+    def fit_observations(self, observations: Tensor) -> None:
+        """Takes (N, S) into what they are normalised by, where they are."""
+        if isinstance(self.trunk, RunningScale):
+            self.trunk.add(observations)
 
     @property
     def value_unit(self) -> Tensor | float:

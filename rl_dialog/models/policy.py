@@ -8,6 +8,7 @@ unchanged. A checkpoint is the LM's own `from_pretrained` directory; heads and m
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,15 +31,24 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.pytorch_utils import Conv1D
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.data.tokenize import message_ends
 from rl_dialog.errors import UserError
 from rl_dialog.methods import Method
-from rl_dialog.methods.method import Outputs
+from rl_dialog.methods.method import Bound, Outputs
 from rl_dialog.methods.scores import Linear
 from rl_dialog.models.causal_lm import OutputLayer, keeps_states_only, open_causal_lm, run_trunk
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
+from rl_dialog.models.hierarchical import is_hierarchical, with_state
+from rl_dialog.models.hierarchical_config import HierarchicalConfig
+from rl_dialog.models.hierarchical_trunk import Replies
+from rl_dialog.models.latents import LatentTerms
+from rl_dialog.models.recurrent_state import MessageStates, StateSlots
 from rl_dialog.models.slots import Slots
 from rl_dialog.models.steering import Steering
+
+# The hierarchical families, and what they draw a latent for.
+LATENTS = {"hred": "none", "vhred": "message", "vhcr": "conversation"}
 
 
 @dataclass(frozen=True)
@@ -48,19 +58,34 @@ class ModelConfig:
     model_name_or_path: Annotated[str, tyro.conf.arg(prefix_name=False)] = ""
     """hub name or local directory of a causal LM (a checkpoint of ours too); empty builds a new one from the
     fields below"""
-    family: Literal["llama", "gpt2"] = "llama"
+    family: Literal["llama", "gpt2", "hred", "vhred", "vhcr"] = "llama"
     """architecture of a new model; llama knows how far back a word is, so what it learns in one turn holds in
-    all of them"""
-    layers: int = 4
-    """transformer blocks of a new model"""
+    all of them; hred reads a dialog message by message with GRUs, vhred draws a latent for each message that
+    it says, and vhcr one for the conversation too"""
+    layers: int | None = None
+    """transformer blocks of a new model, by default 4; of a hierarchical one the GRUs on top of each other in
+    its encoder and decoder, by default 1"""
     attention_heads: int = 4
-    """attention heads of a new model"""
+    """attention heads of a new transformer"""
     width: int = 128
     """hidden size of a new model"""
     context: int = 1024
     """longest input of a new model, in tokens"""
     dropout: float = 0.0
     """dropout of a new model; a llama has it in its attention only"""
+    latent_size: int = 32
+    """numbers in each latent of a new vhred or vhcr"""
+    word_drop: float = 0.0
+    """chance of each word that a new hierarchical model's decoder reads to be hidden while it clones"""
+    sentence_drop: float = 0.0
+    """chance of each message to be hidden from a new hierarchical model's context while it clones"""
+    kl_annealing: float = 0.25
+    """share of a run in which the weight of a latent's KL rises from 0 to 1 while it clones, in a new vhred
+    or vhcr, which keeps it"""
+    free_bits: float = 0.0
+    """nats of KL that each latent of a new vhred or vhcr, which keeps them, may have for nothing"""
+    bow_weight: float = 0.0
+    """weight of predicting the words of a message, in no order, from its latent, in a new vhred or vhcr"""
     heads: Literal["dueling", "mlp", "advanced_mlp", "lowrank"] = "dueling"
     """Q heads: mlp as published (2H x V numbers each), dueling (the same with a level for each state),
     advanced_mlp (a transformer's MLP block, 8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
@@ -98,7 +123,7 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
     if config.model_name_or_path:
         lm = open_causal_lm(config.model_name_or_path)
     else:
-        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, len(tokenizer)), dtype=torch.float32)
+        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, tokenizer), dtype=torch.float32)
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
     ends = lm.generation_config.eos_token_id
@@ -114,14 +139,18 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
     return lm
 
 
-def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
+def _new_lm_config(config: ModelConfig, tokenizer: Any) -> Any:
+    vocabulary = len(tokenizer)
     spread = (
         config.width**-0.5
     )  # the usual 0.02 is meant for widths near 1024; a narrow model starts almost blind with it
+    if config.family in LATENTS:
+        return _new_hierarchical_config(config, tokenizer, spread)
+    layers = 4 if config.layers is None else config.layers
     if config.family == "gpt2":
         drop = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
         sizes = {
-            "n_layer": config.layers,
+            "n_layer": layers,
             "n_head": config.attention_heads,
             "n_embd": config.width,
             "n_positions": config.context,
@@ -140,7 +169,7 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
         vocab_size=vocabulary,
         hidden_size=config.width,
         intermediate_size=config.width * 8 // 3,
-        num_hidden_layers=config.layers,
+        num_hidden_layers=layers,
         num_attention_heads=config.attention_heads,
         num_key_value_heads=config.attention_heads,
         max_position_embeddings=config.context,
@@ -149,6 +178,30 @@ def _new_lm_config(config: ModelConfig, vocabulary: int) -> Any:
         initializer_range=spread,
         bos_token_id=None,
         eos_token_id=None,
+    )
+
+
+def _new_hierarchical_config(config: ModelConfig, tokenizer: Any, spread: float) -> HierarchicalConfig:
+    shares = ("dropout", "word_drop", "sentence_drop", "kl_annealing")
+    names = (*shares, "latent_size", "free_bits", "bow_weight")
+    if config.layers is not None and config.layers < 1:
+        raise UserError(f"--model.layers: expected at least 1, got {config.layers}")
+    for name in names:
+        value, least = getattr(config, name), 1 if name == "latent_size" else 0
+        if not least <= value <= (1 if name in shares else math.inf):
+            expected = "from 0 to 1" if name in shares else f"of at least {least}"
+            raise UserError(f"--model.{name}: expected a number {expected}, got {value:g}")
+    return HierarchicalConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.width,
+        num_hidden_layers=1 if config.layers is None else config.layers,
+        message_end_ids=message_ends(tokenizer),
+        latent=LATENTS[config.family],
+        max_position_embeddings=config.context,
+        initializer_range=spread,
+        bos_token_id=None,
+        eos_token_id=None,
+        **{name: getattr(config, name) for name in names},
     )
 
 
@@ -286,17 +339,22 @@ class Policy(PreTrainedModel, GenerationMixin):
         past_key_values: Any = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        noise: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
         """Logits (B, T, V) of the method's policy; `logits_to_keep=1` computes the last position only, as
-        decoding does."""
+        decoding does. noise (B,): the seeds of a hierarchical model's latents, without which they are their
+        means."""
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": use_cache}
+        if self.is_hierarchical:
+            inputs["noise"] = noise
         wants_cache = past_key_values is not None or (
             getattr(self.config, "use_cache", True) if use_cache is None else use_cache
         )
-        reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
-        trunks = self._trunks(value=reads_value)
-        if wants_cache and (trunks or self._keeps_states_only):
+        trunks = self._decoding_trunks
+        if wants_cache and self.is_hierarchical:
+            past_key_values = MessageStates.around(past_key_values, len(trunks))
+        elif wants_cache and (trunks or self._keeps_states_only):
             past_key_values = TrunkCaches.around(past_key_values, self.config, len(trunks))
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         states, cache = self._run(input_ids, past_key_values, trunks, **inputs)
@@ -308,20 +366,42 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **settings: Any) -> Any:
         """transformers' `generate`, which makes caches for keys and values only."""
+        if self.is_hierarchical:
+            return super().generate(*args, **with_state(self, len(self._decoding_trunks), args, settings))
         given = settings.get("past_key_values") is not None or not settings.get("use_cache", True)
         if not given and self._keeps_states_only:
-            settings["past_key_values"] = TrunkCaches(self.config, len(self._trunks()))
+            settings["past_key_values"] = TrunkCaches(self.config, len(self._decoding_trunks))
         return super().generate(*args, **settings)
+
+    @property
+    def _decoding_trunks(self) -> list[nn.Module]:
+        """The transformers beside the LM's that `decode` reads."""
+        reads_value = self.method.decodes_with_v or (self.method.heads.q and self.target_trunk is None)
+        return self._trunks(value=bool(reads_value))
 
     @cached_property
     def _keeps_states_only(self) -> bool:
         kinds = getattr(self.config, "layer_types", None)  # never left out by models with states
         return kinds is not None and keeps_states_only(DynamicCache(config=self.config))
 
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether the LM is one of models/hierarchical.py."""
+        return is_hierarchical(self.lm)
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether what the LM says depends on latents, and so on the noise that they are drawn with."""
+        return self.is_hierarchical and self.config.latent != "none"
+
     # What a server asks of a model.
 
-    def new_slots(self, slots: int, context: int) -> Slots:
-        """Room for the keys and values of so many conversations, in the LM and in the trunks beside it."""
+    def new_slots(self, slots: int, context: int) -> Slots | StateSlots:
+        """Room for the keys and values (or states) of so many conversations, in the LM and in the trunks
+        beside it."""
+        if self.is_hierarchical:
+            beside = tuple(trunk.new_slots(slots, context) for trunk in self._trunks())
+            return self.lm.base_model.new_slots(slots, context, beside)
         others = tuple(Slots(trunk.config, slots, context) for trunk in self._trunks())
         return Slots(self.config, slots, context, others=others)
 
@@ -329,24 +409,26 @@ class Policy(PreTrainedModel, GenerationMixin):
     def read(
         self,
         tokens: Tensor,
-        slots: Slots,
+        slots: Slots | StateSlots,
         *,
         first: int,
         positions: Tensor,
         real: Tensor,
         wanted: tuple[Tensor, Tensor],
         wants_v: bool = False,
+        noise: Tensor | None = None,
     ) -> Outputs:
         """Reads tokens (B, T) of the conversations in the rows from `first` on; what the policy says in the S
         states at `wanted` = (rows, columns).
 
         positions (B, T): where in its conversation each token stands; real (B, T): false for padding;
-        wants_v: the states' values too, where the method has them but does not need them to decode.
+        wants_v: the states' values too, where the method has them but does not need them to decode; noise
+        (B,): the seeds of their latents.
         """
         mask = slots.aim(first, positions, real)
-        states, _ = self._run(
-            tokens, slots, self._trunks(), attention_mask=mask, position_ids=positions, use_cache=True
-        )
+        inputs = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
+        inputs |= {"noise": noise} if self.is_hierarchical else {}
+        states, _ = self._run(tokens, slots, self._trunks(), **inputs)
         return self._outputs(*_at(wanted, *states), training=False, wants_v=wants_v)
 
     def _trunks(self, *, value: bool = True) -> list[nn.Module]:
@@ -375,9 +457,11 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     # What methods ask of a model.
 
-    def outputs(self, batch: Batch) -> Outputs:
+    def outputs(self, batch: Batch, *, learning: bool = False) -> Outputs:
         """Everything the method's loss reads, on the batch's S states; all but `prior`, which is not the
-        policy's."""
+        policy's. `learning`: a method that clones has the latents of a model with such from their
+        posterior."""
+        infers = learning and self.is_hierarchical and self.method.draws_from_posterior
         idle = (
             self.training
             and not self.method.reads_lm
@@ -385,7 +469,10 @@ class Policy(PreTrainedModel, GenerationMixin):
             and self.model_config.heads != "lowrank"
         )
         with nullcontext() if self.method.trains_lm else torch.no_grad():
-            every = None if idle else hidden_states(self.lm.base_model, batch)  # (B*T, H)
+            every, terms = self._inferred(batch) if infers else (None, None)
+            drawn = ()
+            if not idle and not infers:
+                every, *drawn = said(self.lm.base_model, batch)  # (B*T, H)
         value_every = every if self.value_trunk is None else hidden_states(self.value_trunk, batch)
         every = value_every if idle else every
         with torch.no_grad():
@@ -395,6 +482,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             steering = [hidden_states(trunk, batch) for trunk in self._steering_trunks]
         out = self._outputs(*_at(batch.states, every, value_every, target_every, *steering), training=True)
         out.lm = None if idle else out.lm
+        out.latents = self._bound(batch, terms) if terms and self.has_latents else None
+        out.drawn, out.latent_logp = drawn or (None, None)
         if self.method.learns_context:
             out.context = self.output_layer.scores(
                 self.lm, (every.detach() if self.model_config.detach_lm else every)[batch.context]
@@ -409,6 +498,34 @@ class Policy(PreTrainedModel, GenerationMixin):
                 ]
             out.lm_target = tuple(self.output_layer.scores(self.lm_target, hidden) for hidden in passes)
         return out
+
+    @torch.no_grad()
+    def inferred(self, batch: Batch) -> tuple[Outputs, LatentTerms]:
+        """What a cloned LM with latents says when they come from the posterior with the batch's noise."""
+        hidden, terms = self._inferred(batch)
+        return Outputs(self.output_layer.scores(self.lm, hidden[batch.states])), terms
+
+    def _inferred(self, batch: Batch) -> tuple[Tensor, LatentTerms]:
+        """The hidden states (B*T, H) of a hierarchical LM that clones, and what its latents add."""
+        targets = torch.zeros_like(batch.act).flatten()
+        targets[batch.states[: batch.decisions]] = True
+        hidden, terms = self.lm.base_model.learn(
+            batch.input_ids, batch.attention_mask, targets.view_as(batch.act), batch.noise
+        )
+        return hidden.flatten(0, 1), terms
+
+    def _bound(self, batch: Batch, terms: LatentTerms) -> Bound:
+        """Outside of training all of the KL counts, and nothing is free."""
+        config, kl = self.config, terms.every_kl.sum()
+        if not self.training:
+            return Bound(kl, kl)
+        weight = min(1.0, batch.progress / config.kl_annealing) if config.kl_annealing else 1.0
+        words = None
+        if terms.words is not None:
+            states = batch.states[: batch.decisions]
+            scores = self.output_layer.scores(self.lm, terms.words.flatten(0, 1)[states])
+            words = config.bow_weight * scores.nll(batch.actions)[0]
+        return Bound(kl, weight * terms.penalty(config.free_bits), words)
 
     @torch.no_grad()
     def prior_scores(self, batch: Batch) -> Linear:
@@ -484,13 +601,6 @@ class Policy(PreTrainedModel, GenerationMixin):
         """The parameters of the heads and of a trunk of their own that train."""
         modules = [module for module in (self.heads, self.value_trunk) if module is not None]
         return [p for module in modules for p in module.parameters() if p.requires_grad]
-
-    def parts(self) -> list[list[nn.Parameter]]:
-        """The parameters that train: of the language model, and of its values. Their gradients are clipped
-        apart."""
-        return [
-            part for part in ([p for p in self.lm.parameters() if p.requires_grad], self.values()) if part
-        ]
 
     @torch.no_grad()
     def update_targets(self, alpha: float) -> None:
@@ -592,7 +702,20 @@ class Policy(PreTrainedModel, GenerationMixin):
 
 def hidden_states(trunk: nn.Module, batch: Batch) -> Tensor:
     """(B*T, H). Rows are padded on the right, so causal attention needs no padding mask."""
-    return run_trunk(trunk, batch.input_ids, use_cache=False)[0].flatten(0, 1)
+    return said(trunk, batch)[0]
+
+
+def said(trunk: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
+    """`hidden_states`; and where the batch's replies have latents of their own, those (R, Z) and their
+    log-density (R,)."""
+    own = {}
+    if is_hierarchical(trunk):  # padding would be read as one more message, which costs time
+        own = {"attention_mask": batch.attention_mask, "noise": batch.noise}
+        if trunk.config.latent != "none" and (batch.reply_noise is not None or batch.latents is not None):
+            replies = Replies(batch.states[batch.reply_starts], batch.reply_noise, batch.latents)
+            hidden, *drawn = trunk.said(batch.input_ids, batch.attention_mask, replies)
+            return hidden.flatten(0, 1), *drawn
+    return (run_trunk(trunk, batch.input_ids, use_cache=False, **own)[0].flatten(0, 1),)
 
 
 def running_means(hidden: Tensor) -> Tensor:
@@ -610,6 +733,11 @@ def _at(positions: Any, *hidden: Tensor) -> list[Tensor]:
 def _add_lora(lm: PreTrainedModel, config: ModelConfig) -> None:
     from peft import LoraConfig
 
+    if is_hierarchical(lm):
+        raise UserError(
+            "expected a transformer to adapt, got a hierarchical model, whose GRUs LoRA cannot adapt: leave "
+            "--model.use_peft out"
+        )
     names = config.lora_target_modules
     adapters = LoraConfig(
         r=config.lora_r,

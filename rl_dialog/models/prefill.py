@@ -10,6 +10,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rl_dialog.models.causal_lm import keeps_states_only
+from rl_dialog.models.hierarchical import is_hierarchical
 
 
 def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, room: int) -> Any:
@@ -17,9 +18,9 @@ def read_prompts(model: nn.Module, ids: Tensor, mask: Tensor, rows: Tensor, *, r
     `rows` (R,), with room for the replies.
 
     None for prompts of one token, which leave nothing to read, and for models without a cache of keys and
-    values in any layer.
+    values in any layer; a hierarchical model's state would have drawn one latent for all replies.
     """
-    if ids.shape[1] == 1:
+    if ids.shape[1] == 1 or is_hierarchical(model) or is_hierarchical(getattr(model, "lm", model)):
         return None
     positions = (mask[:, :-1].cumsum(1) - 1).clamp(min=0)
     read = model(

@@ -12,6 +12,7 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
+from rl_dialog.models.latents import AT_MEAN
 from rl_dialog.models.policy import Policy, hidden_states, running_means
 from rl_dialog.models.prefill import read_prompts
 
@@ -85,6 +86,8 @@ def _sample(
         "eos_token_id": eos_id,
         "pad_token_id": pad_id,
     }
+    if policy.has_latents:  # drawn as they are valued, from latents that are their means
+        settings["noise"] = torch.full((len(rows),), AT_MEAN, device=policy.device)
     out = policy.lm.generate(
         input_ids=prompts[rows], attention_mask=mask[rows], past_key_values=cache, **settings
     )

@@ -15,9 +15,10 @@ labels. Christiano et al. 2017 (arXiv 1706.03741); network sizes are theirs and 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import ControlPolicyConfig
 from rl_dialog.models.network_files import load_weights, read_shape, save_network
+from rl_dialog.models.observations import RunningScale
 
 KIND = "reward_model"
 SLOPE = 0.01  # of the leaky ReLUs
@@ -49,6 +51,8 @@ class RewardModelConfig:
     dropout: float = 0.0
     batchnorm: bool = False  # of the convolutions
     scale: float = 1.0  # standard deviation of the normalised reward
+    normalise_observations: bool = False  # that are numbers, by those of labelled clips (observations.py)
+    action_limit: float = 0.0  # what continuous actions are cut to, as the environment does; 0: nothing
 
     def __post_init__(self) -> None:
         if (
@@ -85,7 +89,11 @@ class RewardModelConfig:
 
 class RewardModel(nn.Module):
     """The ensemble with its normaliser. Without `fit_normaliser` normalised rewards are scale times the raw
-    ones."""
+    ones.
+
+    `confirmed`, 0 to 1, is how much of the labels it explains that it was not fitted to, as far as somebody
+    has measured it: a policy follows it so fast (reward_trainer.py, PPO's learning rate).
+    """
 
     def __init__(self, config: RewardModelConfig) -> None:
         super().__init__()
@@ -96,12 +104,16 @@ class RewardModel(nn.Module):
         self.layers = nn.ModuleList(
             _MemberLinear(config.members, m, n) for m, n in zip(sizes, sizes[1:], strict=False)
         )
+        numbers = config.normalise_observations and not config.pixels
+        self.observations = RunningScale(config.observation[0]) if numbers else None
+        self.register_buffer("confirmed", torch.ones(()))
         self.register_buffer("mean", torch.zeros(config.members))
         self.register_buffer("std", torch.ones(config.members))
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Raw rewards of every member: (N, ...) and (N,) or (N, A) to (M, N)."""
         members, n = self.config.members, len(observations)
+        observations = observations if self.observations is None else self.observations(observations)
         hidden = (
             self.convolutions(observations)
             if self.convolutions
@@ -122,6 +134,10 @@ class RewardModel(nn.Module):
         rewards = self(observations.flatten(0, 1), actions.flatten(0, 1)).view(-1, clips, length)
         mask = torch.arange(length, device=steps.device) < steps[:, None]  # (C, L)
         return (rewards * mask).sum(-1)
+
+    def load_state_dict(self, state: Mapping[str, Tensor], *arguments: Any, **more: Any) -> Any:
+        """As torch does; what was saved before there was a share `confirmed` has all of it."""
+        return super().load_state_dict({"confirmed": torch.ones(()), **state}, *arguments, **more)
 
     @torch.no_grad()
     def fit_normaliser(self, observations: Tensor, actions: Tensor) -> None:
@@ -175,26 +191,32 @@ class RewardModel(nn.Module):
         if config.action_input == "none":
             return actions.new_zeros((len(actions), 0), dtype=torch.float32)
         if not config.discrete:
-            return actions.float()
+            limit = config.action_limit or math.inf
+            return actions.float().clamp(-limit, limit)
         if config.action_input == "number":
             return actions.float()[:, None] / max(config.actions - 1, 1)
         return F.one_hot(actions.long(), config.actions).float()
 
 
-def preference_loss(first: Tensor, second: Tensor, preferred: Tensor, *, noise: float = 0.1) -> Tensor:
+LEAST_NOISE = 1e-7  # whose logarithm is finite
+
+
+def preference_loss(
+    first: Tensor, second: Tensor, preferred: Tensor, *, noise: float | Tensor = 0.1
+) -> Tensor:
     """Cross-entropy of labels under Bradley and Terry's model with a share `noise` of random answers, in nats
     per label, element by element.
 
     With d = first - second, the sums of rewards: P = sigmoid(d), P' = (1 - noise) P + noise / 2, loss = -mu
-    log P' - (1 - mu) log(1 - P'). mu is `preferred`: 1 for the first, 0 for the second, .5 for a tie. The
-    noise bounds the loss by -log(noise / 2) and lets gradients of labels that the model is sure are wrong
-    vanish.
+    log P' - (1 - mu) log(1 - P'). mu is `preferred`: 1 for the first, 0 for the second, .5 for a tie. `noise`
+    is one number, or one for each label: with 1 a label says nothing, and its loss is constant. It bounds
+    the loss by -log(noise / 2) and lets gradients of labels that the model is sure are wrong vanish.
     """
     difference = first - second
-    if noise == 0:
+    if not isinstance(noise, Tensor) and noise == 0:
         return -(preferred * F.logsigmoid(difference) + (1 - preferred) * F.logsigmoid(-difference))
-    low, high = math.log(noise / 2), math.log(1 - noise)
-    floor = torch.full_like(difference, low)
+    random = torch.as_tensor(noise, dtype=difference.dtype, device=difference.device).clamp(LEAST_NOISE, 1.0)
+    floor, high = (random / 2).log().expand_as(difference), torch.log1p(-random)
     log_p = torch.logaddexp(high + F.logsigmoid(difference), floor)
     log_not_p = torch.logaddexp(high + F.logsigmoid(-difference), floor)
     return -(preferred * log_p + (1 - preferred) * log_not_p)

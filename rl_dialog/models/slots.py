@@ -8,6 +8,7 @@ to each other, so attention sees views and nothing is gathered.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,14 @@ from rl_dialog.errors import UserError
 
 LOWEST = torch.finfo(torch.float32).min  # added to the score of what may not be seen
 SMALLEST = 64  # tokens a slot has room for at first; doubled when a conversation outgrows it
+
+
+def common_beginning(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    for n, (one, other) in enumerate(zip(held, prompt, strict=False)):
+        if one != other:
+            return n
+    return min(len(held), len(prompt))
 
 
 class Slots(Cache):
@@ -93,6 +102,11 @@ class Slots(Cache):
         """The first `length` tokens of a slot, written over another."""
         for store in self._tensors():
             store[target, :, :length] = store[source, :, :length]
+
+    def reusable(self, held: Sequence[int], prompt: Sequence[int]) -> int:
+        """How many of a prompt's tokens need not be read again behind a slot that has read `held`; the last
+        one always is."""
+        return min(common_beginning(held, prompt), len(prompt) - 1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # every row has its own; positions and mask are always given

@@ -14,7 +14,8 @@ alone is one of single texts. rl_dialog/preferences/reply_fitting.py fits them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from rl_dialog.data.tokenize import (
     train_tokenizer,
 )
 from rl_dialog.errors import UserError
+from rl_dialog.models.causal_lm import base_of_adapter
 from rl_dialog.models.small_encoder import small_encoder
 
 if TYPE_CHECKING:
@@ -121,6 +123,8 @@ class TextReward:
         require_hub_name_or_directory(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(path))
+            if base_of_adapter(str(path)):
+                return cls(_padded(_with_adapters_of(str(path)), tokenizer), tokenizer).eval()
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 str(path), dtype=torch.float32, output_loading_info=True
             )
@@ -194,6 +198,27 @@ class TextReward:
         config.reads, config.rated = reads, False
         return cls(ModernBertForSequenceClassification(config), tokenizer, max_length=max_length)
 
+    def divide(self, temperature: float) -> None:
+        """Divides all scores, by the weights of the head; `divided_by` of the config says by how much, over
+        all times."""
+        with torch.no_grad():
+            for parameter in self._head().parameters():
+                parameter /= temperature
+        config = self.model.config  # transformers saves none with a "temperature": that is one of generation
+        config.divided_by = temperature * getattr(config, "divided_by", 1.0)
+
+    def _head(self) -> torch.nn.Linear:
+        """The layer that gives the score: the last linear one with one output."""
+        layers = [
+            layer
+            for layer in self.model.modules()
+            if isinstance(layer, torch.nn.Linear) and layer.out_features == 1
+        ]
+        if not layers:
+            expected = "expected a model with a linear layer for its score"
+            raise UserError(f"--fitting.calibration: {expected}, got a {type(self.model).__name__}")
+        return layers[-1]
+
     def eval(self) -> TextReward:
         """Without dropout; itself."""
         self.model.eval()
@@ -203,6 +228,38 @@ class TextReward:
         """On another device; itself."""
         self.model.to(device)
         return self
+
+
+def _with_adapters_of(path: str) -> PreTrainedModel:
+    """The reward model that LoRA adapters, with a head of their own, make of the model that they belong to:
+    what TRL's reward trainer saves with `use_peft`."""
+    from peft import AutoPeftModelForSequenceClassification
+
+    adapted = AutoPeftModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=torch.float32)
+    return adapted.merge_and_unload().requires_grad_(True)
+
+
+@contextmanager
+def adapters(reward: TextReward, rank: int, alpha: int) -> Iterator[None]:
+    """While the block lasts only LoRA adapters of all linear layers and the head learn; in the end they are
+    added to the weights. With rank 0 everything learns as it is."""
+    if not rank:
+        yield
+        return
+    from peft import LoraConfig, get_peft_model
+
+    plain = reward.model
+    config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=alpha, target_modules="all-linear")
+    reward.model = get_peft_model(plain, config)
+    try:
+        yield
+    finally:
+        reward.model = reward.model.merge_and_unload().requires_grad_(True)
+
+
+def half_precision(reward: TextReward, *, on: bool) -> AbstractContextManager[Any]:
+    """Computes in bfloat16 inside the block where it is `on`."""
+    return torch.autocast(reward.model.device.type, torch.bfloat16, enabled=on)
 
 
 def _padded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:

@@ -25,3 +25,4 @@ class Trajectory:
     start: int = 0  # steps of the episode before these
     worker: int = 0  # which env runner
     env: int = 0  # and which of its environments
+    pictures: np.ndarray | None = None  # (n, H, W, 3) bytes: what people see before each action, if drawn

@@ -12,34 +12,45 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import read_yaml
+from rl_dialog.data.database import EarlierVersion
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.agreement import opinions
 from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.labelling import log_url
 from rl_dialog.preferences.labels import Label
+from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Reply, Segment, Segments
 
 
 def open_labels(folder: str | Path, database: str = "") -> tuple[LabelLog, Segments]:
     """The label log and the segments of a run's folder, to read; `database` is the log's URL where that is
-    not the folder's labels.db."""
+    not the folder's labels.db. A log of an earlier version gets what it lacks."""
     folder = Path(folder)
-    return LabelLog(database or f"sqlite:///{folder / 'labels.db'}", create=False), Segments(folder / "clips")
+    return log_to_read(database or RunFiles(folder).own_labels), Segments(folder / "clips")
+
+
+def log_to_read(url: str) -> LabelLog:
+    """A log that there is; nothing is written but what an earlier version's lacks."""
+    try:
+        return LabelLog(url, create=False)
+    except EarlierVersion:
+        return LabelLog(url)
 
 
 def take_over(source: Path, out: Path, labels: str) -> int:
-    """Copies the labels of another run, with their clips; how many. Raises UserError for a folder that is no
-    run's."""
+    """Copies what everybody said of the pairs of another run, gold pairs left out, with the clips; how many
+    answers. Raises UserError for a folder that is no run's."""
     path = source / "prefer.yaml"
     if not path.is_file():
         raise UserError(f"--labels_from: expected the folder of a run with prefer.yaml, got {source}")
     (source_log, source_segments), segments = (
-        open_labels(source, read_yaml(str(path))["labels"]),
+        open_labels(source, log_url("", source, read_yaml(str(path)))),
         Segments(out / "clips"),
     )
-    copied = source_log.labels()
-    for label in copied:
-        for id in (label.first, label.second):
-            segments.add(source_segments[id])
+    copied = opinions(source_log.answers())
+    for id in {id: None for answer in copied for id in (answer.first, answer.second)}:
+        segments.add(source_segments[id])
     return LabelLog(labels).add_labels(copied)
 
 

@@ -42,8 +42,10 @@ def draw_pixels(observation: np.ndarray) -> np.ndarray:
 
 
 def drawn_frames(clip: Clip, draw: Draw) -> np.ndarray:
-    """uint8 (steps, H, W, 3): the steps that were taken, without the padding. Raises UserError where `draw`
-    returns something else."""
+    """uint8 (steps, H, W, 3): the steps that were taken, without the padding; the clip's own pictures where
+    it has some. Raises UserError where `draw` returns something else."""
+    if clip.pictures is not None:
+        return clip.pictures[: clip.steps]
     frames = [np.asarray(draw(observation)) for observation in clip.observations[: clip.steps]]
     first_frame = frames[0]
     if (

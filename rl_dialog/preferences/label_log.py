@@ -12,12 +12,13 @@ a power cut. Threads and processes may use one log at once, each process with a 
 one writer at a time, on PostgreSQL as on SQLite: answers are numbered without gaps, in the order in which
 they become visible.
 
-A query is open until as many labellers as it wants have answered: one, or two for a share `overlap` of the
-queries, for statistics. It has one label, the earliest standing answer that prefers something. A second
-opinion measures the labellers; it becomes the label when the first is revoked.
+A query is open until as many labellers as the plan's `overlap` says have answered, each of them once. It has
+one label, the earliest standing answer that prefers something; `answers()` has all, and reliability.py makes
+of them what is most probably right. A gold pair has a known answer: it is shown now and then, is no label,
+and measures who answers.
 
-labels.py has queries and labels, label_tables.py the columns, label_statements.py the statements. queries.py
-chooses the pairs.
+plan.py has what the plan says, labels.py queries and labels, label_tables.py the columns, label_statements.py
+the statements. queries.py chooses the pairs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, inspect, select, text, update
+from sqlalchemy import Connection, delete, func, insert, inspect, select, text, update
 from sqlalchemy.engine import URL
 
 from rl_dialog.data.database import WAIT, database_url, open_database, shown_url
@@ -41,15 +42,29 @@ from rl_dialog.preferences import label_statements as sql
 from rl_dialog.preferences.label_tables import (
     ANSWERS,
     FIRST,
+    GOLD,
     LABELLERS,
     LEASES,
     METADATA,
     OPEN,
+    PLAN,
     QUERIES,
     STANDS,
 )
-from rl_dialog.preferences.labeller_statistics import labeller_statistics
-from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Answer, Choice, Label, NewQuery, Query, pair_id
+from rl_dialog.preferences.labeller_statistics import labeller_statistics, own_counts
+from rl_dialog.preferences.labels import (
+    CHOICES,
+    NO_REMARKS,
+    PREFERENCES,
+    Answer,
+    Choice,
+    Label,
+    NewQuery,
+    Query,
+    Remarks,
+    pair_id,
+)
+from rl_dialog.preferences.plan import Plan
 
 LEASE = 60.0  # seconds
 VALIDATION = 0.2  # share of the segments whose labels are for validation
@@ -73,7 +88,6 @@ class LabelLog:
     nothing is.
 
     Args:
-        overlap: share of the new queries that a second labeller is asked as well.
         validation: share of the segments whose labels are for validation. A segment's side is a hash of its
             id: the same after every restart.
         clock: seconds since 1970. Processes on several machines need clocks that agree to a fraction of a
@@ -88,13 +102,11 @@ class LabelLog:
         url: str | URL,
         *,
         create: bool = True,
-        overlap: float = 0.0,
         validation: float = VALIDATION,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        for name, share in (("overlap", overlap), ("validation", validation)):
-            if not 0 <= share <= 1:
-                raise UserError(f"expected a share from 0 to 1 as {name}, got {share}")
+        if not 0 <= validation <= 1:
+            raise UserError(f"expected a share from 0 to 1 as validation, got {validation}")
         url = database_url(url)
         self.name = shown_url(url)  # without passwords
         self._engine = open_database(url, METADATA, create=create, what="log of labels")
@@ -107,7 +119,7 @@ class LabelLog:
         self._turn = (
             threading.Lock() if self._sqlite else nullcontext()
         )  # threads that wait for SQLite's own lock sleep in ever longer steps
-        self._overlap, self.validation, self._clock = overlap, validation, clock
+        self.validation, self._clock = validation, clock
 
     def close(self) -> None:
         self._engine.dispose()
@@ -130,6 +142,53 @@ class LabelLog:
             if not self._sqlite:
                 connection.execute(_TAKE_TURN, {"wait": f"{WAIT}s", "lock": LOCK})
             yield connection, self._clock()
+
+    # The plan
+
+    @property
+    def plan(self) -> Plan:
+        """How the run is labelled, as it stands now."""
+        with self._engine.begin() as connection:
+            return sql.read_plan(connection)
+
+    def set_plan(self, **changed: Any) -> Plan:
+        """Changes what is not None of the plan, for pairs that are there and for those to come; the plan.
+        Raises UserError for what cannot be."""
+        with self._writing() as (connection, _):
+            before = sql.read_plan(connection)
+            plan = before.changed(**changed)
+            connection.execute(delete(PLAN))
+            connection.execute(insert(PLAN), plan.rows())
+            if plan.overlap != before.overlap:
+                sql.set_overlap(connection, plan.overlap)
+        return plan
+
+    def add_gold(self, pairs: Iterable[NewQuery]) -> int:
+        """Pairs whose preference is known (`gold`); how many gold pairs there are now. A pair that was asked
+        before is gold from now on, and what was answered about it no label any more.
+
+        Raises UserError for a pair without a known preference, and for one that stands twice.
+        """
+        rows = [self._query_row(pair) for pair in pairs]
+        if len({row["id"] for row in rows}) < len(rows):
+            raise UserError("expected every gold pair once, got one twice")
+        if any(row["gold"] is None for row in rows):
+            raise UserError("expected gold pairs with their known preference, got one without")
+        with self._writing() as (connection, now):
+            sql.set_gold(connection, [row | {"created": now} for row in rows])
+            return connection.scalar(select(sql.number_of(QUERIES, GOLD)))
+
+    def gold(self) -> dict[str, float]:
+        """Query -> P(first preferred), of the gold pairs."""
+        with self._engine.begin() as connection:
+            known = select(QUERIES.c.id, QUERIES.c.gold).where(GOLD).order_by(QUERIES.c.number)
+            return {id: preference for id, preference in connection.execute(known)}
+
+    def usual_task(self) -> str:
+        """What labellers are told most often: a gold pair that asked something else would be known by it."""
+        often = select(QUERIES.c.task).where(~GOLD).group_by(QUERIES.c.task)
+        with self._engine.begin() as connection:
+            return connection.scalar(often.order_by(func.count().desc(), QUERIES.c.task).limit(1)) or ""
 
     # Queries
 
@@ -163,11 +222,19 @@ class LabelLog:
         """`add_query` of each, in one transaction: all or none; their ids."""
         rows = [self._query_row(query) for query in queries]
         with self._writing() as (connection, now):
-            sql.insert_queries(connection, [row | {"created": now} for row in rows])
+            self._insert_queries(connection, [row | {"created": now} for row in rows])
         return [row["id"] for row in rows]
+
+    def _insert_queries(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+        overlap = sql.read_plan(connection).overlap
+        wanted = [sql.answers_wanted(row["id"], overlap) for row in rows]
+        new = [row | {"wanted": n, "missing": n} for row, n in zip(rows, wanted, strict=True)]
+        sql.insert_queries(connection, new)
 
     def _query_row(self, query: NewQuery) -> dict[str, Any]:
         validation = query.validation
+        if validation is None and query.gold is not None:
+            validation = False
         if validation is None:
             validation = self.is_validation(query.first)
             if validation != self.is_validation(query.second):
@@ -175,9 +242,8 @@ class LabelLog:
                     "expected two segments of one side, got one for training and one for validation: "
                     f"{query.first}, {query.second}; choose pairs with queries.py, or say `validation`"
                 )
-        row = asdict(query) | {"id": query.id or pair_id(query.first, query.second), "validation": validation}
-        answers_wanted = 2 if sql.share("overlap", row["id"]) < self._overlap else 1
-        return row | {"wanted": answers_wanted, "missing": answers_wanted}
+        id = query.id or pair_id(query.first, query.second)
+        return asdict(query) | {"id": id, "validation": validation, "wanted": 0, "missing": 0}
 
     def pairs(self) -> set[tuple[str, str]]:
         """All pairs that were ever offered, each with the smaller id first."""
@@ -188,26 +254,27 @@ class LabelLog:
             }
 
     def expire(self, seconds: float) -> int:
-        """Open queries older than that, which nobody holds, are offered no more; how many. An answer that
-        comes nevertheless counts."""
+        """Open queries older than that, which nobody holds or has answered, are offered no more; how many. An
+        answer that comes nevertheless counts."""
         with self._writing() as (connection, now):
-            old = update(QUERIES).where(OPEN, QUERIES.c.created < now - seconds, ~sql.held(now))
+            fresh = (OPEN, QUERIES.c.missing == QUERIES.c.wanted)  # others wait for a second opinion
+            old = update(QUERIES).where(*fresh, QUERIES.c.created < now - seconds, ~sql.held(now))
             return connection.execute(old.values(expired=now)).rowcount
 
     # Leases
 
     def lease(self, labeller: str, seconds: float = LEASE) -> Query | None:
         """The open query of highest priority, of those the oldest, that nobody holds and the labeller has not
-        answered; None: there is none now."""
+        answered, or now and then a gold pair; None: there is none now."""
         return next(iter(self.lease_many(labeller, 1, seconds)), None)
 
     def lease_many(self, labeller: str, number: int, seconds: float = LEASE) -> list[Query]:
         """Up to `number` of them in one transaction."""
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
-            return sql.hold(
-                connection, sql.find_free(connection, labeller, number, now), labeller, now, now + seconds
-            )
+            free = sql.find_free(connection, labeller, number, now)
+            shown = sql.mix_gold(connection, labeller, free, sql.read_plan(connection).gold_share, now)
+            return sql.hold(connection, shown, labeller, now, now + seconds)
 
     def renew(self, query_id: str, labeller: str, seconds: float = LEASE) -> bool:
         """Prolongs a lease, also one that has run out while nobody else took the query. False: it is
@@ -225,7 +292,7 @@ class LabelLog:
 
     # Answers
 
-    def answer(self, query_id: str, labeller: str, choice: Choice) -> Label:
+    def answer(self, query_id: str, labeller: str, choice: Choice, remarks: Remarks = NO_REMARKS) -> Label:
         """Records what a labeller chose of what was shown, and what that means for (first, second). Committed
         when it returns.
 
@@ -233,14 +300,20 @@ class LabelLog:
         run out is recorded as well; if others have given all that the query wanted meanwhile, it is late, and
         not among `labels()`. Raises UserError for a query never shown to them.
         """
-        return self.answer_many([(query_id, choice)], labeller)[0]
+        return self.answer_many([(query_id, choice)], labeller, remarks)[0]
 
-    def answer_many(self, answers: Sequence[tuple[str | Query, Choice]], labeller: str) -> list[Label]:
-        """Several answers in one transaction: all or none. Queries or their ids."""
+    def answer_many(
+        self,
+        answers: Sequence[tuple[str | Query, Choice]],
+        labeller: str,
+        remarks: Remarks = NO_REMARKS,
+    ) -> list[Label]:
+        """Several answers in one transaction, all or none, with the same remarks. Queries or their ids."""
         choices = [(query.id if isinstance(query, Query) else query, choice) for query, choice in answers]
         for _, choice in choices:
             if choice not in PREFERENCES:
                 raise UserError(f"expected one of {', '.join(PREFERENCES)} as the choice, got {choice!r}")
+            remarks.check(choice)
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
             showings = sql.find_shown(connection, [query for query, _ in choices], labeller)
@@ -256,7 +329,8 @@ class LabelLog:
                         f"expected an answer to a query that was shown to {labeller!r}, got one to {query!r}:"
                         " lease it first"
                     )
-                new[query] = sql.answer_row(showings[query], number + len(new) + 1, labeller, choice, now)
+                place = number + len(new) + 1
+                new[query] = sql.answer_row(showings[query], place, labeller, choice, remarks, now)
             sql.insert_answers(connection, list(new.values()))
             labels = {
                 label.query: label
@@ -294,16 +368,17 @@ class LabelLog:
             return sql.find_labels(connection, ANSWERS.c.number.in_(FIRST))
 
     def answers(self) -> list[Answer]:
-        """Every answer ever given, in order: also those that are incomparable, late or revoked."""
+        """Every answer ever given, in order: also those that are incomparable, late or revoked, or about a
+        gold pair."""
+        record = ("choice", "swapped", "late", "revoked", "reason", "strength", "reasons", "flag")
         with self._engine.begin() as connection:
-            statement = select(
-                *sql.LABEL, *(ANSWERS.c[name] for name in ("choice", "swapped", "late", "revoked", "reason"))
-            ).select_from(sql.ANSWERED)
+            columns = (*sql.LABEL, *(ANSWERS.c[name] for name in record), QUERIES.c.gold)
+            statement = select(*columns).select_from(sql.ANSWERED)
             return [Answer(*row) for row in connection.execute(statement.order_by(ANSWERS.c.number))]
 
     def add_labels(self, labels: Iterable[Label]) -> int:
         """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as
-        they are, but numbered anew; how many.
+        they are, but numbered anew; how many. An Answer's remarks come with it.
 
         What came in before is left out, also if it was revoked since. Raises UserError for a preference other
         than 1, 0, 0.5 and None.
@@ -331,13 +406,14 @@ class LabelLog:
             for query, label in zip(queries, labels, strict=True)
         ]
         with self._writing() as (connection, _):
-            sql.insert_queries(connection, rows)
+            self._insert_queries(connection, rows)
             return sql.insert_labels(connection, labels)
 
-    def state(self) -> tuple[int, int]:
-        """(answers, revocations) so far: changes whenever `labels()` would."""
+    def state(self) -> tuple[int, int, int]:
+        """(answers, revocations, gold pairs) so far: changes whenever `labels()` would."""
+        figures = (sql.LAST_NUMBER, sql.number_of(ANSWERS, ~STANDS), sql.number_of(QUERIES, GOLD))
         with self._engine.begin() as connection:
-            return tuple(connection.execute(select(sql.LAST_NUMBER, sql.number_of(ANSWERS, ~STANDS))).one())
+            return tuple(connection.execute(select(*figures)).one())
 
     def counts(self) -> dict[str, int]:
         """How many
@@ -394,6 +470,11 @@ class LabelLog:
         """What each labeller did and how well: see labeller_statistics.py."""
         with self._engine.begin() as connection:
             return labeller_statistics(connection)
+
+    def own_counts(self, labeller: str) -> dict[str, int]:
+        """How many answers somebody gave: see labeller_statistics.py."""
+        with self._engine.begin() as connection:
+            return own_counts(connection, labeller)
 
     def revoke_labeller(self, name: str, reason: str = "labeller revoked") -> int:
         """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many.

@@ -7,13 +7,29 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, and_, case, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Table,
+    and_,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from rl_dialog.data.storable import is_storable, name_of
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, LEASES, OPEN, QUERIES, STANDS
-from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query
+from rl_dialog.preferences.label_tables import ANSWERS, GOLD, LABELLERS, LEASES, OPEN, PLAN, QUERIES, STANDS
+from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query, Remarks
+from rl_dialog.preferences.plan import Plan
 
+SEEN = or_(STANDS, ANSWERS.c.reason != "undo")  # an answer after which its labeller gets the pair no more
 LAST_NUMBER = select(func.coalesce(func.max(ANSWERS.c.number), 0)).scalar_subquery()
 LABEL = (
     *(
@@ -42,12 +58,12 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
     ids = {row["id"] for row in rows} | {row[place] for row in rows for place in ("first", "second")}
     pairs: dict[str, set[str]] = {}
     sides: dict[str, bool] = {}
-    columns = (QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation)
+    columns = (QUERIES.c.id, QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation, QUERIES.c.gold)
     for part in parts(ids):
         condition = or_(QUERIES.c.id.in_(part), QUERIES.c.first.in_(part), QUERIES.c.second.in_(part))
-        for id, first, second, validation in connection.execute(select(*columns).where(condition)):
+        for id, first, second, validation, gold in connection.execute(select(*columns).where(condition)):
             pairs[id] = {first, second}
-            sides |= {first: validation, second: validation}
+            sides |= {} if gold is not None else {first: validation, second: validation}
     new = []
     for row in rows:
         pair = {row["first"], row["second"]}
@@ -58,7 +74,7 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
             )
         if row["id"] in pairs:
             continue
-        for segment in pair:
+        for segment in pair if row["gold"] is None else ():  # nothing is learned from a gold pair
             if sides.setdefault(segment, row["validation"]) != row["validation"]:
                 old_side, new_side = (
                     ("validation", "training") if sides[segment] else ("training", "validation")
@@ -72,6 +88,11 @@ def insert_queries(connection: Connection, rows: Sequence[dict[str, Any]]) -> No
     if new:
         number = connection.scalar(select(func.coalesce(func.max(QUERIES.c.number), 0)))
         connection.execute(insert(QUERIES), [row | {"number": number + i} for i, row in enumerate(new, 1)])
+
+
+def read_plan(connection: Connection) -> Plan:
+    """As it stands; without one, the defaults."""
+    return Plan.stored({row.name: row.value for row in connection.execute(select(PLAN))})
 
 
 def held(now: float) -> Any:
@@ -88,10 +109,70 @@ def find_free(connection: Connection, labeller: str, number: int, now: float) ->
     holds = number_of(
         LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller == labeller
     )
-    answers = number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
+    answers = number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, SEEN)
     holders = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
     free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, holds == 0, answers == 0)
     return connection.execute(free.order_by(QUERIES.c.priority.desc(), QUERIES.c.number).limit(number)).all()
+
+
+def mix_gold(
+    connection: Connection, labeller: str, free: Sequence[Row], share_of_gold: float, now: float
+) -> list[Row]:
+    """The free queries, a share of them put off for gold pairs that the labeller has not seen. Which showings
+    are gold is a hash of the labeller and how many pairs they got before."""
+    if not free or not share_of_gold:
+        return list(free)
+    mine = LEASES.c.labeller == labeller
+    before = select(
+        number_of(LEASES, mine, LEASES.c.until > now) + number_of(ANSWERS, ANSWERS.c.labeller == labeller)
+    )
+    first = connection.scalar(before)
+    places = [i for i in range(len(free)) if share("gold", f"{labeller}\n{first + i}") < share_of_gold]
+    gold = dict(zip(places, _unseen_gold(connection, labeller, now) if places else (), strict=False))
+    ordinary = iter(free)
+    return [gold[i] if i in gold else next(ordinary) for i in range(len(free))]
+
+
+def _unseen_gold(connection: Connection, labeller: str, now: float) -> list[Row]:
+    """In an order of the labeller's own, so that two of them do not meet the gold pairs side by side."""
+    answered = select(ANSWERS.c.query).where(ANSWERS.c.labeller == labeller, SEEN)
+    holding = select(LEASES.c.query).where(LEASES.c.labeller == labeller, LEASES.c.until > now)
+    unseen = select(QUERIES).where(GOLD, QUERIES.c.number.not_in(answered), QUERIES.c.number.not_in(holding))
+    return sorted(
+        connection.execute(unseen).all(), key=lambda query: share("gold order", f"{labeller}\n{query.id}")
+    )
+
+
+def answers_wanted(id: str, overlap: float) -> int:
+    """How many people see a pair: 1.2 is two for a fifth of the pairs and one for the others."""
+    return int(overlap) + (share("overlap", id) < overlap % 1)
+
+
+def set_overlap(connection: Connection, overlap: float) -> None:
+    """For every query that there is; what has been answered often enough is closed, the others are open."""
+    rows = [
+        {"of": number, "to": answers_wanted(id, overlap)}
+        for number, id in connection.execute(select(QUERIES.c.number, QUERIES.c.id).where(~GOLD))
+    ]
+    if rows:
+        one = update(QUERIES).where(QUERIES.c.number == bindparam("of")).values(wanted=bindparam("to"))
+        connection.execute(one, rows)
+        count_missing(connection, ~GOLD)
+
+
+def set_gold(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Pairs that are queries already become gold, and what was answered so far is no label any more; the
+    others are added."""
+    there: dict[str, str] = {}
+    for part in parts([row["id"] for row in rows]):
+        named = select(QUERIES.c.id, QUERIES.c.first).where(QUERIES.c.id.in_(part))
+        there |= {id: first for id, first in connection.execute(named)}
+    insert_queries(connection, rows)
+    for row in rows:
+        if row["id"] in there:
+            known = row["gold"] if there[row["id"]] == row["first"] else 1 - row["gold"]
+            this = update(QUERIES).where(QUERIES.c.id == row["id"])
+            connection.execute(this.values(gold=known, wanted=0, missing=0))
 
 
 def renew(connection: Connection, query: str, labeller: str, now: float, until: float) -> bool:
@@ -99,7 +180,7 @@ def renew(connection: Connection, query: str, labeller: str, now: float, until: 
     other_holders = number_of(
         LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller != labeller
     )
-    free = select(QUERIES.c.number).where(QUERIES.c.id == query, other_holders < QUERIES.c.missing)
+    free = select(QUERIES.c.number).where(QUERIES.c.id == query, or_(GOLD, other_holders < QUERIES.c.missing))
     mine = update(LEASES).where(LEASES.c.labeller == labeller, LEASES.c.query.in_(free))
     return is_storable(query) and connection.execute(mine.values(until=until)).rowcount > 0
 
@@ -158,6 +239,7 @@ def find_shown(connection: Connection, ids: Sequence[str], labeller: str) -> dic
         QUERIES.c.id,
         QUERIES.c.number,
         QUERIES.c.missing,
+        QUERIES.c.gold,
         LEASES.c.swapped,
         LEASES.c.shown,
         ANSWERS.c.number.label("answer"),
@@ -170,7 +252,9 @@ def find_shown(connection: Connection, ids: Sequence[str], labeller: str) -> dic
     }
 
 
-def answer_row(showing: Row, number: int, labeller: str, choice: Choice, now: float) -> dict[str, Any]:
+def answer_row(
+    showing: Row, number: int, labeller: str, choice: Choice, remarks: Remarks, now: float
+) -> dict[str, Any]:
     preference = PREFERENCES[choice]
     if preference is not None and showing.swapped:
         preference = 1 - preference
@@ -182,7 +266,9 @@ def answer_row(showing: Row, number: int, labeller: str, choice: Choice, now: fl
         "swapped": showing.swapped,
         "preference": preference,
     }
-    return row | {"late": showing.missing == 0, "shown": showing.shown, "answered": now}
+    row |= {"strength": remarks.strength, "reasons": list(remarks.reasons) or None, "flag": remarks.flag}
+    late = showing.missing == 0 and showing.gold is None
+    return row | {"late": late, "shown": showing.shown, "answered": now}
 
 
 def insert_answers(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -213,6 +299,7 @@ def insert_labels(connection: Connection, labels: Sequence[Label]) -> int:
         row = {"number": number + len(rows) + 1, "query": query.number, "labeller": label.labeller}
         row |= {"choice": CHOICES[preference], "swapped": False, "preference": preference}
         row |= {"late": missing[query.number] == 0, "shown": label.shown, "answered": label.answered}
+        row |= {name: getattr(label, name, None) for name in ("strength", "reasons", "flag")}  # of an Answer
         rows.append(row)
         missing[query.number] = max(0, missing[query.number] - 1)
     if rows:

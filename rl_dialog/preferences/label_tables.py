@@ -1,4 +1,4 @@
-"""The tables of the label log: queries, who holds them, what was answered, and who may answer.
+"""The tables of the label log: queries, who holds them, what was answered, who may answer, and the plan.
 
 Nothing of an answer is ever changed or deleted; it may be revoked.
 """
@@ -42,7 +42,10 @@ QUERIES = Table(
     Column("missing", Integer, nullable=False),  # max(0, wanted - answers that stand)
     Column("created", Double, nullable=False),  # seconds since 1970, UTC, here and below
     Column("expired", Double),  # offered no more: it was too old
+    Column("gold", Double),  # P(first preferred) as it is known; null: it is asked because nobody knows
 )
+GOLD = QUERIES.c.gold.is_not(None)
+Index("queries_with_known_answers", QUERIES.c.gold, sqlite_where=GOLD, postgresql_where=GOLD)
 OPEN = and_(
     QUERIES.c.missing > literal_column("0"), QUERIES.c.expired.is_(None)
 )  # literally: SQLite takes a partial index only then
@@ -72,6 +75,9 @@ ANSWERS = Table(
     Column("answered", Double, nullable=False),
     Column("revoked", Double),
     Column("reason", Text),  # of the revocation: "undo", or what was said of the labeller
+    Column("strength", Integer),  # 1 slightly better, 2 much better; null: it was not asked
+    Column("reasons", JSON(none_as_null=True)),  # tags
+    Column("flag", Text),  # what is wrong with the pair
 )
 # A query and a labeller have one standing answer at most, whatever happens.
 STANDS = ANSWERS.c.revoked.is_(None)
@@ -87,8 +93,12 @@ PREFERS = and_(STANDS, ANSWERS.c.preference.is_not(None))
 Index(
     "answers_that_prefer", ANSWERS.c.query, ANSWERS.c.number, sqlite_where=PREFERS, postgresql_where=PREFERS
 )
-# The answers that are labels: of each query the earliest.
-FIRST = select(func.min(ANSWERS.c.number)).where(PREFERS).group_by(ANSWERS.c.query)
+# The answers that are labels: of each query the earliest. Those to gold pairs measure labellers.
+FIRST = (
+    select(func.min(ANSWERS.c.number))
+    .where(PREFERS, ANSWERS.c.query.not_in(select(QUERIES.c.number).where(GOLD)))
+    .group_by(ANSWERS.c.query)
+)
 Index("answers_of_a_labeller", ANSWERS.c.labeller, ANSWERS.c.number)
 Index("answers_revoked", ANSWERS.c.revoked, sqlite_where=~STANDS, postgresql_where=~STANDS)
 LABELLERS = Table(
@@ -97,4 +107,10 @@ LABELLERS = Table(
     Column("name", Text, primary_key=True),  # of the labeller's key too, where there is one
     Column("created", Double, nullable=False),
     Column("revoked", Double),
+)
+PLAN = Table(  # how the run is labelled, see plan.py
+    "plan",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("value", JSON, nullable=False),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, case, func, select
 
-from rl_dialog.preferences.label_tables import ANSWERS, LABELLERS, STANDS
+from rl_dialog.preferences.label_tables import ANSWERS, GOLD, LABELLERS, QUERIES, STANDS
 
 
 def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
@@ -19,15 +19,17 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
       others had said all that was wanted
     - `revoked`: answers that do not stand; `active`: may answer
     - `seconds`: from showing to answer, the median; None without an answer
-    - `left_share`: of the answers "left" or "right", as shown; 1/2 is expected, as sides are drawn; None
-      without any
-    - `shared`: comparisons with another labeller's preference about the same query; `agreement`: the share in
-      which both say the same, ties included
+    - `left_share`: of the `sides` answers "left" or "right", as shown; 1/2 is expected, as sides are drawn;
+      None without any
+    - `gold`: answers that prefer something of a pair whose answer is known; `gold_right`: the right ones
+    - `shared`: comparisons with another labeller's preference about the same query, gold pairs left out;
+      `agreement`: the share in which both say the same, ties included
+    - `flags`: pairs that they say something is wrong with
     - `noise`: the share of answers that are a coin's, see `coin_share`; None without a shared query that both
       decided
     """
     figures: dict[str, dict[str, Any]] = {
-        name: dict.fromkeys(("labels", "ties", "skips", "late", "revoked"), 0)
+        name: dict.fromkeys(COUNTED, 0)
         | {"active": revoked is None, "seconds": None, "left_share": None}
         | {"shared": 0, "agreement": None, "noise": None}
         for name, revoked in connection.execute(select(LABELLERS.c.name, LABELLERS.c.revoked))
@@ -36,8 +38,8 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
         entry = figures.setdefault(
             row.labeller, {"active": True, "shared": 0, "agreement": None, "noise": None, "seconds": None}
         )
-        entry |= {name: getattr(row, name) for name in ("labels", "ties", "skips", "late", "revoked")}
-        entry["left_share"] = row.left / (row.left + row.right) if row.left + row.right else None
+        entry |= {name: getattr(row, name) for name in COUNTED}
+        entry["left_share"] = row.left / row.sides if row.sides else None
     for labeller, seconds in _seconds(connection).items():
         figures[labeller]["seconds"] = median(seconds)
     for row in connection.execute(_SHARED):
@@ -45,6 +47,14 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
         if row.decided:
             figures[row.labeller]["noise"] = coin_share(row.same_decided / row.decided)
     return dict(sorted(figures.items()))
+
+
+def own_counts(connection: Connection, labeller: str) -> dict[str, int]:
+    """What somebody gave, gold pairs included, as the log's counts name it; `answers` are all that stand."""
+    row = connection.execute(_COUNTED.where(ANSWERS.c.labeller == labeller)).first()
+    figures = dict.fromkeys(COUNTED, 0) if row is None else row._asdict()
+    counts = {name: figures[name] for name in ("labels", "ties", "revoked")} | {"skipped": figures["skips"]}
+    return counts | {"answers": figures["labels"] + figures["skips"]}
 
 
 def _seconds(connection: Connection) -> dict[str, list[float]]:
@@ -67,17 +77,25 @@ def _count(condition: Any) -> Any:
     return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
 
 
+COUNTED = ("labels", "ties", "skips", "late", "revoked", "sides", "flags", "gold", "gold_right")
 _DECIDED = ANSWERS.c.preference.in_((0.0, 1.0))
-_COUNTED = select(
-    ANSWERS.c.labeller,
-    _count(and_(STANDS, ANSWERS.c.preference.is_not(None))).label("labels"),
-    _count(and_(STANDS, ANSWERS.c.preference == 0.5)).label("ties"),
-    _count(and_(STANDS, ANSWERS.c.preference.is_(None))).label("skips"),
-    _count(and_(STANDS, ANSWERS.c.late)).label("late"),
-    _count(~STANDS).label("revoked"),
-    _count(and_(STANDS, ANSWERS.c.choice == "left")).label("left"),
-    _count(and_(STANDS, ANSWERS.c.choice == "right")).label("right"),
-).group_by(ANSWERS.c.labeller)
+_COUNTED = (
+    select(
+        ANSWERS.c.labeller,
+        _count(and_(STANDS, ANSWERS.c.preference.is_not(None))).label("labels"),
+        _count(and_(STANDS, ANSWERS.c.preference == 0.5)).label("ties"),
+        _count(and_(STANDS, ANSWERS.c.preference.is_(None))).label("skips"),
+        _count(and_(STANDS, ANSWERS.c.late)).label("late"),
+        _count(~STANDS).label("revoked"),
+        _count(and_(STANDS, ANSWERS.c.choice == "left")).label("left"),
+        _count(and_(STANDS, ANSWERS.c.choice.in_(("left", "right")))).label("sides"),
+        _count(and_(STANDS, ANSWERS.c.flag.is_not(None))).label("flags"),
+        _count(and_(STANDS, GOLD, ANSWERS.c.preference.is_not(None))).label("gold"),
+        _count(and_(STANDS, ANSWERS.c.preference == QUERIES.c.gold)).label("gold_right"),
+    )
+    .join_from(ANSWERS, QUERIES)
+    .group_by(ANSWERS.c.labeller)
+)
 _OTHER = ANSWERS.alias("other")
 _BOTH_DECIDED = and_(_DECIDED, _OTHER.c.preference.in_((0.0, 1.0)))
 _SAME = ANSWERS.c.preference == _OTHER.c.preference
@@ -92,8 +110,10 @@ _SHARED = (
     .join_from(
         ANSWERS, _OTHER, and_(ANSWERS.c.query == _OTHER.c.query, ANSWERS.c.labeller != _OTHER.c.labeller)
     )
+    .join(QUERIES, QUERIES.c.number == ANSWERS.c.query)
     .where(
         STANDS,
+        ~GOLD,
         _OTHER.c.revoked.is_(None),
         ANSWERS.c.preference.is_not(None),
         _OTHER.c.preference.is_not(None),

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ PREFERENCES: dict[str, float | None] = {
     "tie": 0.5,
     "skip": None,
 }  # of what is shown on the left
+STRENGTHS = {1: "slightly better", 2: "much better"}
 CHOICES = {preference: choice for choice, preference in PREFERENCES.items()}
 
 
@@ -34,6 +35,7 @@ class NewQuery:
     reward_version: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     validation: bool | None = None
+    gold: float | None = None  # P(first preferred) as it is known: the answers measure the labellers
 
     def __post_init__(self) -> None:
         name_of(self.first, "first segment")
@@ -42,6 +44,8 @@ class NewQuery:
             name_of(self.id, "id of a query")
         if self.first == self.second:
             raise UserError(f"expected two different segments, got {self.first} twice")
+        if self.gold not in (None, 1.0, 0.5, 0.0):
+            raise UserError(f"expected 1, 0 or 0.5 as the known preference of a gold pair, got {self.gold!r}")
         for name in ("task", "priority", "reward_version", "about"):
             check_storable(getattr(self, name), name)
 
@@ -72,6 +76,29 @@ class Query:
 
 
 @dataclass(frozen=True)
+class Remarks:
+    """What a labeller says beside the choice. Raises UserError for what no log can hold."""
+
+    strength: int | None = None  # 1 slightly better, 2 much better
+    reasons: tuple[str, ...] = ()
+    flag: str | None = None  # what is wrong with the pair
+
+    def __post_init__(self) -> None:
+        if self.strength not in (None, *STRENGTHS):
+            raise UserError(f"expected a strength of 1 or 2, or none, got {self.strength!r}")
+        for text in (*self.reasons, *([] if self.flag is None else [self.flag])):
+            check_storable(text, "remark")
+
+    def check(self, choice: str) -> None:
+        """Raises UserError where the choice has no strength."""
+        if self.strength is not None and choice not in ("left", "right"):
+            raise UserError(f"expected a strength only with left or right, got one with {choice!r}")
+
+
+NO_REMARKS = Remarks()
+
+
+@dataclass(frozen=True)
 class Label:
     """An answer about (first, second), whatever side they were shown on."""
 
@@ -96,6 +123,15 @@ class Answer(Label):
     late: bool  # others had given all answers that the query wanted
     revoked: float | None
     reason: str | None  # of the revocation
+    strength: int | None = None  # 1 slightly better, 2 much better
+    reasons: Sequence[str] | None = None  # tags
+    flag: str | None = None  # what is wrong with the pair
+    gold: float | None = None  # P(first preferred) as it is known; None: nobody knows
+
+    @property
+    def counts(self) -> bool:
+        """Does it stand, and prefer something?"""
+        return self.revoked is None and self.preference is not None
 
 
 def pair_id(first: str, second: str) -> str:

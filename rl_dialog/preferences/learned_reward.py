@@ -26,6 +26,7 @@ class _Rest:
     observations: np.ndarray
     actions: np.ndarray
     rewards: np.ndarray
+    pictures: np.ndarray | None
     start: int  # of these steps in the episode
 
 
@@ -40,12 +41,15 @@ class LearnedReward:
         seed: of that sample and of where each episode's first clip begins, so that clips are not always
             aligned to its start.
         device: where the model works.
+        aligned: share of the episodes whose first clip begins with them; the others' begins anywhere in the
+            first clip's length.
     """
 
     def __init__(
-        self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0, device: str = "cpu"
-    ) -> None:
+        self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0, device: str = "cpu",
+        aligned: float = 0.0) -> None:  # fmt: skip
         self.clip_length, self.environment, self.keep, self.device = clip_length, environment, keep, device
+        self.aligned = aligned
         self.model: RewardModel | None = None
         self.version = 0  # 0: no model yet
         self.dropped = 0
@@ -69,7 +73,8 @@ class LearnedReward:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """The rewards of each trajectory's steps, float32 # (n,)"""
-        for trajectory in trajectories:
+        drawn = [each for each in trajectories if each.pictures is not None]
+        for trajectory in drawn or trajectories:  # what people could not see is no clip
             self._cut(trajectory)
         if self.model is None:
             return [np.zeros(len(trajectory.actions), np.float32) for trajectory in trajectories]
@@ -97,11 +102,13 @@ class LearnedReward:
         ended = trajectory.terminated or trajectory.truncated
         n, start = len(trajectory.actions), trajectory.start
         steps = [trajectory.observations[:n], trajectory.actions, trajectory.rewards]
+        steps += [] if trajectory.pictures is None else [trajectory.pictures]
         if rest is not None and rest.start + len(rest.actions) == start:
-            before = (rest.observations, rest.actions, rest.rewards)
-            steps, start = [np.concatenate(parts) for parts in zip(before, steps, strict=True)], rest.start
+            before = (rest.observations, rest.actions, rest.rewards, rest.pictures)
+            steps, start = [np.concatenate(parts) for parts in zip(before, steps, strict=False)], rest.start
         elif start == 0:
             start = min(self._random.randrange(self.clip_length), n)
+            start = 0 if self.aligned and self._random.random() < self.aligned else start
             steps = [values[start:] for values in steps]
         length = len(steps[1])
         whole = length if ended else length // self.clip_length * self.clip_length
@@ -111,11 +118,13 @@ class LearnedReward:
             "episode": trajectory.episode,
             "reward_version": self.version,
         }
-        whole_steps = (values[:whole] for values in steps)
-        for clip in cut_clips(*whole_steps, length=self.clip_length, source=source, first=start):
+        *whole_steps, pictures = [values[:whole] for values in steps] + [None] * (4 - len(steps))
+        about = {"source": source, "first": start, "pictures": pictures}
+        for clip in cut_clips(*whole_steps, length=self.clip_length, **about):
             self._keep(clip)
         if not ended:
-            self._rests[trajectory.episode] = _Rest(*(values[whole:] for values in steps), start + whole)
+            left = [values[whole:] for values in steps] + [None] * (4 - len(steps))
+            self._rests[trajectory.episode] = _Rest(*left, start + whole)
 
     def _keep(self, clip: Clip) -> None:
         """Reservoir sampling (Vitter 1985): every clip cut since the last `take_clips` is equally likely to

@@ -12,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+import tyro
 
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import NewQuery
+from rl_dialog.preferences.segments import Clip
 
 Pair = tuple[str, str]  # with the smaller id first
+Selection = Literal["random", "variance", "informative"]
+ANY = 4  # with informative one pair in so many is any
 TRIES = 20  # draws per wanted pair before all pairs are listed
 
 
@@ -72,11 +76,11 @@ class ClipPool:
 class QuerySettings:
     """What is asked. Raises UserError for a number out of its range."""
 
-    selection: Literal["random", "variance"] = "random"
-    """any pair not yet asked about, or those about which the members of the reward's ensemble disagree
-    most"""
+    selection: Selection = "random"
+    """any pair not yet asked about; those about which the members of the reward's ensemble disagree most; or
+    these, and before there is a reward those whose clips look least alike, with a quarter of any"""
     candidates: int = 10
-    """with variance: so many times as many pairs are drawn, of which those of highest variance are kept"""
+    """with variance and informative: so many times as many pairs are drawn, of which the highest are kept"""
     recency: float = 0.0
     """share of the pairs in which one clip is among the newest"""
     newest: int = 50
@@ -86,12 +90,12 @@ class QuerySettings:
     prefetch"""
     expire: float = 600.0
     """seconds after which an unanswered query is offered no more: its clips are old by then"""
-    task: str = ""
-    """what labellers are told"""
+    task: Annotated[str, tyro.conf.arg(aliases=["--task"])] = ""
+    """what labellers are told; by default what the environment says"""
 
     def __post_init__(self) -> None:
-        if self.selection not in ("random", "variance"):
-            raise UserError(f"expected random or variance as selection, got {self.selection!r}")
+        if self.selection not in get_args(Selection):
+            raise UserError(f"expected random, variance or informative as selection, got {self.selection!r}")
         if (
             self.candidates < 1
             or self.newest < 1
@@ -125,15 +129,16 @@ class QueryBroker:
         pool: int | None = None,
         labellers: int = 1,
         returns: Callable[[], np.ndarray] | None = None,
+        looks: Callable[[], np.ndarray] | None = None,
         reward_version: int = 0,
         about: Mapping[str, Any] | None = None,
         store: Callable[[Iterable[str]], None] = lambda ids: None,
     ) -> list[str]:
         """Expires old queries and adds new ones until `pool` are open (by default what the settings say for
         so many labellers), but no more than can become `wanted` labels; the ids of the new ones. `clips`
-        (newest last) and what `returns` gives as in `choose`; it is called only if there is something to
-        choose. `store` is called with the clips of the new queries before they are offered: it writes their
-        files.
+        (newest last) and what `returns` and `looks` give as in `choose`; they are called only if there is
+        something to choose. `store` is called with the clips of the new queries before they are offered: it
+        writes their files.
 
         A late answer to a query that has expired counts, although another one was asked in its place:
         people's work is not thrown away.
@@ -145,7 +150,7 @@ class QueryBroker:
         number = min(room, wanted - counts["labels"] - open)
         if number < 1:
             return []
-        pairs = self.choose(clips, number, returns=returns and returns())
+        pairs = self.choose(clips, number, returns=returns and returns(), looks=looks and looks())
         fields = {"task": self.settings.task, "reward_version": reward_version, "about": about or {}}
         store(dict.fromkeys(id for pair, _ in pairs for id in pair))
         ids = self.log.add_queries(NewQuery(*pair, priority=priority, **fields) for pair, priority in pairs)
@@ -153,7 +158,12 @@ class QueryBroker:
         return ids
 
     def choose(
-        self, clips: Sequence[str], number: int, *, returns: np.ndarray | None = None
+        self,
+        clips: Sequence[str],
+        number: int,
+        *,
+        returns: np.ndarray | None = None,
+        looks: np.ndarray | None = None,
     ) -> list[tuple[Pair, float]]:
         """Up to `number` new pairs, each with its priority: the variance of what the members predict, or 0.
         Both clips of a pair are for training, or both for validation, in the proportion in which the log
@@ -162,7 +172,8 @@ class QueryBroker:
         Args:
             clips: different ids in the order in which they came, the newest last.
             returns: (M, len(clips)) what each of M members predicts the clips to be worth. None: no reward is
-                known yet, pairs are random.
+                known yet, pairs are random, or by their looks.
+            looks: (len(clips), F) numbers by which clips can be told apart.
 
         Raises UserError for clips given twice and for returns of another shape.
         """
@@ -176,37 +187,60 @@ class QueryBroker:
         rng = np.random.default_rng([self.seed, len(self.asked)])
         sides = [[id for id in clips if self.log.is_validation(id) == side] for side in (False, True)]
         for_validation = int(rng.binomial(number, self.log.validation)) if len(sides[True]) > 1 else 0
-        validation = self._choose(sides[True], for_validation, rng, place, returns)
-        training = self._choose(sides[False], number - len(validation), rng, place, returns)
+        score = self._score(place, returns, looks)
+        validation = self._choose(sides[True], for_validation, rng, score)
+        training = self._choose(sides[False], number - len(validation), rng, score)
         short = (
             number - len(validation) - len(training)
         )  # more validation pairs, where the others are used up
         chosen_pairs = {pair for pair, _ in validation}
-        return training + validation + self._choose(sides[True], short, rng, place, returns, chosen_pairs)
+        return training + validation + self._choose(sides[True], short, rng, score, chosen_pairs)
+
+    def _score(
+        self, place: Mapping[str, int], returns: np.ndarray | None, looks: np.ndarray | None
+    ) -> Callable[[Sequence[Pair]], np.ndarray] | None:
+        """How much is hoped of each pair; None: nobody knows."""
+        places = lambda pairs: np.array([(place[one], place[other]) for one, other in pairs])  # noqa: E731
+        if returns is not None and self.settings.selection != "random":
+            return lambda pairs: preference_variance(returns, places(pairs))
+        if looks is not None and self.settings.selection == "informative":
+            return lambda pairs: np.abs(np.diff(looks[places(pairs)], axis=1)).mean((1, 2))
+        return None
 
     def _choose(
         self,
         clips: Sequence[str],
         number: int,
         rng: np.random.Generator,
-        place: Mapping[str, int],
-        returns: np.ndarray | None,
+        score: Callable[[Sequence[Pair]], np.ndarray] | None,
         excluded: Set[Pair] = frozenset(),
     ) -> list[tuple[Pair, float]]:
         if number < 1:
             return []
-        by_variance = self.settings.selection == "variance" and returns is not None
-        draw_count = number * self.settings.candidates if by_variance else number
+        draw_count = number * self.settings.candidates if score else number
         recent = int(rng.binomial(draw_count, self.settings.recency))
         pairs = draw_pairs(clips[-self.settings.newest :], clips, recent, rng, self.asked | excluded)
         pairs += draw_pairs(clips, clips, draw_count - len(pairs), rng, self.asked | excluded | set(pairs))
-        if not by_variance or not pairs:
+        if not score or not pairs:
             return [(pair, 0.0) for pair in pairs[:number]]
-        variance = preference_variance(
-            returns, np.array([(place[one], place[other]) for one, other in pairs])
-        )
-        best = np.argsort(-variance, kind="stable")[:number]
-        return [(pairs[i], float(variance[i])) for i in best]
+        hope = score(pairs)
+        anyway = min(number, len(pairs)) // ANY if self.settings.selection == "informative" else 0
+        best = np.argsort(-hope[anyway:], kind="stable")[: number - anyway] + anyway
+        return [(pairs[i], float(hope[i])) for i in (*range(anyway), *best)]
+
+
+def looks_of(clips: Sequence[Clip]) -> np.ndarray:
+    """Numbers by which clips can be told apart: means and deviations of what is seen in them, and the mean of
+    what is done, each ranked among the clips, between 0 and 1, so that no unit and no rare extreme counts for
+    more # (clips, F)"""
+    rows = []
+    for clip in clips:
+        seen, done = clip.observations[: clip.steps], clip.actions[: clip.steps]
+        seen = seen[:, ::6, ::6, -1] if seen.ndim == 4 else seen  # of pictures a coarse one, the newest
+        seen = seen.reshape(clip.steps, -1).astype(np.float32)
+        rows.append(np.concatenate([seen.mean(0), seen.std(0), np.atleast_1d(done.mean(0))]))
+    order = np.argsort(np.argsort(np.stack(rows), axis=0, kind="stable"), axis=0)
+    return order / max(1, len(rows) - 1)
 
 
 def preference_variance(returns: np.ndarray, pairs: np.ndarray) -> np.ndarray:

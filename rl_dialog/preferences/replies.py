@@ -36,10 +36,15 @@ class ReplyPair:
     first: Reply
     second: Reply
     preference: float = 1.0
+    noise: float = 0.0  # share of random answers among labels as sure as this one
+    weight: float = 1.0  # of its loss
+    much: float = 0.0  # how far the preferred one is from slightly (0) to much (1) better
 
     def __post_init__(self) -> None:
         if not 0 <= self.preference <= 1:
             raise UserError(f"expected a preference from 0 to 1, got {self.preference}")
+        if not all(0 <= share <= 1 for share in (self.noise, self.weight, self.much)):
+            raise UserError(f"expected noise, weight and strength from 0 to 1, got {self}")
         if list(_turns(self.first.context)) != list(_turns(self.second.context)):
             raise UserError(
                 f"expected two replies to one context, got other messages before {self.first.text!r} than "
@@ -208,7 +213,10 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
                 f"expected labels of replies, got one of clips of an environment: {label.first}, "
                 f"{label.second}"
             )
-        pairs.append(ReplyPair(first, second, label.preference))
+        strength = getattr(label, "strength", None)
+        trust = {name: getattr(label, name) for name in ("noise", "weight") if hasattr(label, name)}
+        much = {} if strength is None else {"much": strength - 1}
+        pairs.append(ReplyPair(first, second, label.preference, **trust, **much))
     return pairs
 
 

@@ -9,8 +9,8 @@ from contexts with one reply, too."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +20,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_dialog.data.by_length import shuffled_batches
 from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.reward_model import preference_loss
-from rl_dialog.models.text_reward import Reads, TextReward
-from rl_dialog.preferences.replies import Preferences, ReplyPair, conversation_of
+from rl_dialog.models.text_reward import Reads, TextReward, adapters, half_precision
+from rl_dialog.preferences.replies import Preferences, Rating, ReplyPair, conversation_of, group_of
+from rl_dialog.preferences.reply_batches import (
+    ALONE,
+    Compared,
+    Rated,
+    Rows,
+    Worker,
+    pair_losses,
+    rating_losses,
+    updates,
+)
 from rl_dialog.preferences.segments import Reply
 from rl_dialog.rewards.fitted import ReplyReward
 from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings
 from rl_dialog.rewards.words import words
-from rl_dialog.training.fitting import Progress, minimise
+from rl_dialog.training.fitting import Progress, minimise_in_parts
 
 Objective = Literal["pairs", "ratings", "both"]
 Scores = dict[str, float]  # reply id -> score
+TOGETHER = 32  # held-out rows in a pass
 
 
 @dataclass(frozen=True)
@@ -51,18 +61,57 @@ class Fitting:
     """share of preferences that are taken to be random: they bound what one label can do"""
     weight_decay: float = 0.01
     """weight decay of all matrices"""
+    margin: float = 0.0
+    """by how much more a reply that people called much better must score than one that is slightly better"""
+    centre: float = 0.0
+    """coefficient of the mean of (first score + second score)^2, which keeps the scores of pairs around zero
+    (Eisenstein et al. 2023); 0.01 is usual"""
+
+    gradient_accumulation_steps: int = 1
+    """parts in which a batch is computed, one after the other, where memory does not hold it at once; what is
+    learned stays the same"""
+    bf16: bool = False
+    """compute in bfloat16; weights stay in float32"""
+    use_peft: bool = False
+    """learn LoRA adapters of all linear layers, and the head, instead of all weights; they are added to the
+    weights in the end, so that the model is an ordinary one"""
+    lora_r: int = 16
+    """rank of the adapters"""
+    lora_alpha: int = 32
+    """how strongly the adapters count: lora_alpha / lora_r"""
+    calibration: float = 0.0
+    """share of the conversations that is set aside: its loss says when to stop, and the scores are divided by
+    the temperature that suits it best. 0.1 is usual; 0 learns from all, for a fixed number of passes"""
+    patience: int = 0
+    """with calibration: passes without a smaller loss on what was set aside before the fitting ends; the best
+    weights are kept; 0 takes all passes"""
 
     def __post_init__(self) -> None:
+        self._check_large()
         if (
             self.batch_size < 1
             or not self.learning_rate > 0
             or not self.epochs > 0
             or not 0 <= self.noise < 1
-            or self.weight_decay < 0
+            or min(self.weight_decay, self.margin, self.centre) < 0
         ):
             raise UserError(
-                "expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1) and "
-                f"weight decay of at least 0, got {self}"
+                "expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1), "
+                f"and weight decay, margin and centre of at least 0, got {self}"
+            )
+
+    def _check_large(self) -> None:
+        if min(self.gradient_accumulation_steps, self.lora_r, self.lora_alpha) < 1 or self.patience < 0:
+            raise UserError(
+                "expected gradient_accumulation_steps, lora_r and lora_alpha of at least 1, and patience of "
+                f"at least 0, got {self}"
+            )
+        if not 0 <= self.calibration < 1:
+            raise UserError(f"--fitting.calibration: expected at least 0 and below 1, got {self.calibration}")
+        if self.patience and not self.calibration:
+            raise UserError(
+                "--fitting.patience: expected --fitting.calibration, the share of conversations whose loss "
+                "says when to stop"
             )
 
 
@@ -74,36 +123,185 @@ def fit(
     settings: Fitting | None = None,
     seed: int = 0,
     progress: Progress = lambda step, steps, loss: None,
+    worker: Worker = ALONE,
 ) -> None:
-    """Trains all weights on pairs, on ratings (reply, is it good), or on both: the mean losses of a batch of
-    each are added.
+    """Trains all weights, or adapters that are then added to them, on pairs, on ratings (reply, is it good),
+    or on both: the mean losses of a batch of each are added. A share `calibration` of the conversations is
+    set aside: it says when to stop, and by which temperature the scores are divided in the end.
 
-    Raises UserError where there is nothing to learn from.
+    worker: which part of each update this process computes. Raises UserError where there is nothing to learn
+    from.
     """
     settings = settings or Fitting()
     if not pairs and not ratings:
         raise UserError("expected preferences to learn from, got none but incomparable ones")
-    torch.manual_seed(seed)  # dropout
-    rows = _Rows(reward)
-    compared = [(rows.of(pair.first), rows.of(pair.second), pair.preference) for pair in pairs]
-    rated = [(rows.of(reply), bool(good)) for reply, good in ratings]
-    steps = max(1, round(settings.epochs * max(len(compared), len(rated)) / settings.batch_size))
-    compared_next = _batches(
-        [max(len(first), len(second)) for first, second, _ in compared], settings.batch_size, seed
-    )
-    rated_next = _batches([len(row) for row, _ in rated], settings.batch_size, seed + 1)
-
-    def batch_loss() -> Tensor:
-        loss = (
-            _pair_loss(reward, [compared[i] for i in next(compared_next)], settings.noise)
-            if compared
-            else 0.0
+    torch.manual_seed(seed)  # adapters, which are the same for all workers
+    rows = Rows(reward)
+    learned, aside = _set_aside(pairs, ratings, settings.calibration, seed)
+    compared, rated = rows.compared(learned.pairs), rows.rated(_said(learned))
+    held_out = rows.compared(aside.pairs), rows.rated(_said(aside))
+    with adapters(reward, settings.lora_r if settings.use_peft else 0, settings.lora_alpha):
+        torch.manual_seed(seed + worker.rank)  # dropout
+        stopping = _Stopping(reward, held_out, settings, max(len(compared), len(rated)))
+        minimise_in_parts(
+            reward.model,
+            _losses(reward, compared, rated, settings, seed, worker),
+            steps=max(1, round(settings.epochs * max(len(compared), len(rated)) / settings.batch_size)),
+            **{name: getattr(settings, name) for name in ("learning_rate", "weight_decay")},
+            progress=progress,
+            together=worker.together,
+            is_done=stopping,
         )
-        return loss + (_rating_loss(reward, [rated[i] for i in next(rated_next)]) if rated else 0.0)
-
-    rate = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
-    minimise(reward.model, batch_loss, steps=steps, **rate, progress=progress)
+        stopping.take_the_best()
+    if any(held_out):
+        reward.divide(temperature(reward, *held_out))
     reward.model.config.rated = bool(rated)
+
+
+def _set_aside(
+    pairs: Sequence[ReplyPair], ratings: Sequence[tuple[Reply, bool]], share: float, seed: int
+) -> tuple[Preferences, Preferences]:
+    """(to learn from, to calibrate with), by conversation."""
+    labels = Preferences([*pairs], [Rating(reply, float(good), bool(good)) for reply, good in ratings])
+    if not share:
+        return labels, Preferences([], [])
+    groups = sorted({group_of(reply) for reply in labels.replies}, key=lambda name: _draw(seed, name))
+    kept = set(groups[: round(share * len(groups))])
+    learned, aside = (
+        labels.where(lambda reply, is_in=is_in: (group_of(reply) in kept) == is_in) for is_in in (False, True)
+    )
+    if not (learned.pairs or learned.ratings) or not (aside.pairs or aside.ratings):
+        raise UserError(
+            f"--fitting.calibration {share:g}: expected conversations on both sides, got {len(groups)} in all"
+        )
+    return learned, aside
+
+
+def _draw(seed: int, name: str) -> bytes:
+    return hashlib.sha256(f"calibration {seed}\0{name}".encode()).digest()
+
+
+def _said(labels: Preferences) -> list[tuple[Reply, bool]]:
+    return [(rating.reply, rating.good) for rating in labels.ratings]
+
+
+def _losses(
+    reward: TextReward,
+    compared: Sequence[Compared],
+    rated: Sequence[Rated],
+    settings: Fitting,
+    seed: int,
+    worker: Worker,
+) -> Callable[[], Iterator[Tensor]]:
+    """The parts of the next update's loss, of this worker."""
+    size, parts = settings.batch_size, settings.gradient_accumulation_steps
+    pairs_next, ratings_next = (
+        updates(rows, size, parts, seed + n, worker) for n, rows in enumerate((compared, rated))
+    )
+    given = {"noise": settings.noise, "margin": settings.margin, "centre": settings.centre}
+
+    of_pairs = lambda batch: pair_losses(reward, batch, **given)  # noqa: E731
+    of_ratings = lambda batch: rating_losses(reward, batch)  # noqa: E731
+
+    def next_parts() -> Iterator[Tensor]:
+        drawn = [(next(pairs_next), of_pairs)] if compared else []
+        drawn += [(next(ratings_next), of_ratings)] if rated else []
+        for (batches, count), losses in drawn:
+            for batch in batches:
+                with half_precision(reward, on=settings.bf16):
+                    loss = losses(batch).sum() / count
+                yield loss
+
+    return next_parts
+
+
+class _Stopping:
+    """Ends the fitting when the loss on what was set aside has not fallen for `patience` passes."""
+
+    def __init__(
+        self,
+        reward: TextReward,
+        held_out: tuple[Sequence[Compared], Sequence[Rated]],
+        settings: Fitting,
+        rows: int,
+    ) -> None:
+        self.reward, self.held_out, self.settings = reward, held_out, settings
+        self.every = max(1, round(rows / settings.batch_size))  # steps of a pass
+        self.least, self.since, self.best = float("inf"), 0, {}
+
+    def __call__(self, step: int) -> bool:
+        if not self.settings.patience or step % self.every:
+            return False
+        loss = held_out_loss(self.reward, *self.held_out, noise=self.settings.noise)
+        self.reward.model.train()
+        if loss < self.least:
+            self.least, self.since = loss, 0
+            self.best = {name: value.detach().clone() for name, value in self._learned()}
+        else:
+            self.since += 1
+        return self.since >= self.settings.patience
+
+    def take_the_best(self) -> None:
+        """The weights after the pass with the least loss."""
+        with torch.no_grad():
+            for name, value in self._learned():
+                if name in self.best:
+                    value.copy_(self.best[name])
+
+    def _learned(self) -> list[tuple[str, Tensor]]:
+        return [(name, one) for name, one in self.reward.model.named_parameters() if one.requires_grad]
+
+
+@torch.no_grad()
+def held_out_loss(
+    reward: TextReward, compared: Sequence[Compared], rated: Sequence[Rated], *, noise: float
+) -> float:
+    """Mean loss of the pairs and of the ratings, added, in eval mode."""
+    reward.model.eval()
+    losses = [
+        torch.cat([of(rows[start : start + TOGETHER]) for start in range(0, len(rows), TOGETHER)]).mean()
+        for rows, of in (
+            (compared, lambda part: pair_losses(reward, part, noise=noise)),
+            (rated, lambda part: rating_losses(reward, part)),
+        )
+        if rows
+    ]
+    return float(sum(losses))
+
+
+@torch.no_grad()
+def temperature(reward: TextReward, compared: Sequence[Compared], rated: Sequence[Rated]) -> float:
+    """By which all scores are divided so that what was set aside is most likely: sigmoid of a difference is
+    then how often people agree with it (Guo et al. 2017). Labels count as (N + 1) / (N + 2) instead of 1
+    (Platt 1999), so that scores which are right on all N are not made ever larger. Ties are left out."""
+    reward.model.eval()
+    decided = [one for one in compared if one.pair.preference != 0.5]
+    first, second = (_scores(reward, [getattr(one, side) for one in decided]) for side in ("first", "second"))
+    told = lambda name: torch.tensor([getattr(one.pair, name) for one in decided])  # noqa: E731
+    scores, good = (
+        _scores(reward, [one.row for one in rated]),
+        torch.tensor([float(one.good) for one in rated]),
+    )
+    noise, weight, preferred = told("noise"), told("weight"), _platt(told("preference"))
+
+    def loss(t: Tensor) -> Tensor:
+        pairs = preference_loss(first / t, second / t, preferred, noise=noise) * weight
+        return pairs.sum() + F.binary_cross_entropy_with_logits(scores / t, _platt(good), reduction="sum")
+
+    if not decided and not rated:
+        return 1.0
+    candidates = torch.logspace(-1.5, 1.5, 601)  # from 0.03 to 32 in steps of 1.2 %
+    return float(candidates[torch.stack([loss(t) for t in candidates]).argmin()])
+
+
+def _platt(labels: Tensor) -> Tensor:
+    """(N,) of 0 and 1 -> as many of 1 / (N + 2) and (N + 1) / (N + 2)."""
+    return (labels * len(labels) + 1) / (len(labels) + 2)
+
+
+def _scores(reward: TextReward, rows: Sequence[list[int]]) -> Tensor:
+    parts = [reward(rows[start : start + TOGETHER]).cpu() for start in range(0, len(rows), TOGETHER)]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def new_reward(
@@ -157,41 +355,3 @@ def score(reward: ReplyReward, replies: Sequence[Reply]) -> Scores:
     return dict(
         zip(different, reward.score(conversation_of(reply) for reply in different.values()), strict=True)
     )
-
-
-def _pair_loss(
-    reward: TextReward, batch: Sequence[tuple[list[int], list[int], float]], noise: float
-) -> Tensor:
-    first, second, preferred = zip(*batch, strict=True)
-    scores = reward([*first, *second])  # both sides in one pass; dropout has a mask of its own for each
-    first_scores, second_scores = scores[: len(first)], scores[len(first) :]
-    return preference_loss(
-        first_scores, second_scores, torch.tensor(preferred, device=scores.device), noise=noise
-    ).mean()
-
-
-def _rating_loss(reward: TextReward, batch: Sequence[tuple[list[int], bool]]) -> Tensor:
-    rows, good = zip(*batch, strict=True)
-    scores = reward(rows)
-    return F.binary_cross_entropy_with_logits(
-        scores, torch.tensor(good, dtype=scores.dtype, device=scores.device)
-    )
-
-
-class _Rows:
-    """Every reply as tokens, once."""
-
-    def __init__(self, reward: TextReward) -> None:
-        self.reward, self.encoded = reward, {}
-
-    def of(self, reply: Reply) -> list[int]:
-        if reply.id not in self.encoded:
-            self.encoded[reply.id] = self.reward.encode(conversation_of(reply))
-        return self.encoded[reply.id]
-
-
-def _batches(lengths: Sequence[int], size: int, seed: int) -> Iterator[list[int]]:
-    """All places in random batches of similar length, over and over."""
-    rng = random.Random(seed)
-    while lengths:
-        yield from shuffled_batches(lengths, size, rng)

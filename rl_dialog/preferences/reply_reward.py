@@ -1,12 +1,13 @@
 """A reward model over replies: what to learn it from and how, as settings, and the way from there to a model.
 
-    labels, logs or a prepared directory -> read_labels -> divisions -> fitted
+labels, logs or a prepared directory -> read_labels -> divisions -> fitted
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rl_dialog.config import at_least
 from rl_dialog.data.readers import dialogs_of_logs
@@ -18,7 +19,9 @@ from rl_dialog.models.device import named_device
 from rl_dialog.models.text_reward import Reads, TextReward
 from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.exchange import open_labels
+from rl_dialog.preferences.reliability import UNTRUSTED, judgements
 from rl_dialog.preferences.replies import Preferences
+from rl_dialog.preferences.reply_batches import ALONE, Worker
 from rl_dialog.preferences.reply_fitting import Fitting, Objective, fit_labels, fit_words, new_reward
 from rl_dialog.rewards import apply_rewards, choose_rewards
 from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings
@@ -35,6 +38,10 @@ class ReplyRewardSettings:
     """a folder of labelled replies that `prefer_replies` filled"""
     labels: str = ""
     """with --run: URL of the label log; by default labels.db in the folder"""
+    opinions: Literal["weighted", "first"] = "weighted"
+    """with --run, where several people compared a pair or there are gold pairs. weighted: what is most
+    probably right, and how surely, from all answers and the reliability of each labeller (Dawid and Skene).
+    first: the earliest answer, whoever gave it"""
     logs: tuple[str, ...] = ()
     """files and folders: TRL's preferences, rated replies, chats with votes"""
     data: str = ""
@@ -98,6 +105,8 @@ class ReplyRewardSettings:
                 "expected one of --run (of prefer_replies), --logs (preferences, rated replies) and --data "
                 "(of prepare)"
             )
+        if self.opinions == "first" and not self.run:
+            raise UserError("--opinions: expected --run, the folder with the labels of several people")
         if self.labels and not self.run:
             raise UserError("--labels: expected --run, the folder with the replies that the labels are about")
         if self.data and self.folds:
@@ -128,7 +137,8 @@ def read_labels(settings: ReplyRewardSettings) -> Preferences:
     pairs, ratings = [], []
     if settings.run:
         log, segments = open_labels(settings.run, settings.labels)
-        pairs = preferences.pairs_of_labels(log.labels(), segments)
+        said = judgements(log.answers()) if settings.opinions == "weighted" else log.labels()
+        pairs = [pair for pair in preferences.pairs_of_labels(said, segments) if pair.noise < UNTRUSTED]
         log.close()
     if settings.logs or settings.data:
         bound = {"above": settings.above, "below": settings.below}
@@ -174,9 +184,15 @@ def divisions(
 
 
 def fitted(
-    labels: Preferences, settings: ReplyRewardSettings, *, device: str = "cpu", quiet: bool = True
+    labels: Preferences,
+    settings: ReplyRewardSettings,
+    *,
+    device: str = "cpu",
+    quiet: bool = True,
+    worker: Worker = ALONE,
 ) -> TextReward | TfidfClassifier:
-    """A model of these labels."""
+    """A model of these labels. `worker`: which part of each update this process computes, where several
+    processes learn together."""
     base = settings.model_name_or_path
     if base == WORDS:
         return fit_words(labels, settings.tfidf)
@@ -185,4 +201,4 @@ def fitted(
     with fitting_bar(quiet=quiet) as progress:
         sizes = shape, settings.max_length, settings.reads
         reward = new_reward(labels, base, *sizes, seed=settings.seed).to(named_device(device))
-        return fit_labels(reward, labels, **how, progress=progress)
+        return fit_labels(reward, labels, **how, progress=progress, worker=worker)

@@ -15,8 +15,9 @@ training label, are never trained on.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ from rl_dialog.models.reward_model import RewardModel, preference_loss
 from rl_dialog.preferences.segments import Clip, compact, restored
 from rl_dialog.training.optim import load_optimizer, save_optimizer
 
+ENOUGH = 0.25  # of the nats that could be gained: from here on a reward is followed at full speed
+FEW = 8  # labels that prefer something: fewer confirm nothing
+TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-6, 9))  # of which the best is taken
 LEAST_L2, MOST_L2 = 1e-7, 10.0  # the adaptive coefficient never becomes 0, from where it could not rise
 
 
@@ -69,17 +73,24 @@ class RewardTraining:
     """the factor by which adaptive_l2 changes it after a pass"""
     max_labels: int = 3000
     """the newest so many are trained on, and a quarter as many validate"""
+    patience: int = 0
+    """passes without a better loss on validation labels after which fitting stops; the best pass's weights
+    are kept. 0, or where no more passes are to be made: all are made, and the last is kept"""
+    confirm: bool = False
+    """the policy follows the reward as fast as labels confirm it that it was not fitted to; one that explains
+    none of them does not move it"""
 
     def __post_init__(self) -> None:
         if (
             self.batch_size < 1
             or self.max_labels < 1
+            or self.patience < 0
             or self.learning_rate <= 0
             or not (0 <= self.noise < 1 and 0 <= self.label_smoothing < 1)
         ):
             raise UserError(
-                "expected batch_size and max_labels of at least 1, a positive learning rate, noise and "
-                f"smoothing in [0, 1), got {self}"
+                "expected batch_size and max_labels of at least 1, a positive learning rate, no negative "
+                f"patience, noise and smoothing in [0, 1), got {self}"
             )
         if self.l2 < 0 or not 0 < self.l2_low <= self.l2_high or self.l2_step <= 1:
             raise UserError(
@@ -136,13 +147,79 @@ class RewardTrainer:
             if self.validation_pairs
             else None
         )
-        metrics: dict[str, float] = {}
+        self._fit_scale(pairs)
+        metrics = self._passes(pairs, held_out, epochs)
+        if self.settings.confirm:
+            metrics |= self._confirm(pairs, held_out)
+        else:
+            self.model.confirmed.fill_(1.0)  # also where it was measured before
+        return metrics | {"updates": self.updates, "training_labels": len(self.train_pairs), "l2": self.l2}
+
+    def _passes(self, pairs: _Pairs, held_out: _Pairs | None, epochs: int) -> dict[str, float]:
+        """Over the training labels, until validation labels say enough; metrics of the pass that is kept."""
+        settings, metrics = self.settings, {}
+        patient = 0 < settings.patience < epochs  # a few passes over what is known are no overfitting
+        best, since, weights = math.inf, 0, None
         for epoch in range(epochs):
             metrics = self._epoch(pairs)
-            if held_out and (self.settings.adaptive_l2 or epoch == epochs - 1):
+            if held_out and (settings.adaptive_l2 or patient or epoch == epochs - 1):
                 metrics |= {f"validation_{name}": value for name, value in self.evaluate(held_out).items()}
                 self._steer_l2(metrics)
-        return metrics | {"updates": self.updates, "training_labels": len(self.train_pairs), "l2": self.l2}
+            if not (held_out and patient):
+                continue
+            since += 1
+            if metrics["validation_loss"] < best:
+                best, since, kept = metrics["validation_loss"], 0, metrics
+                weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+            if since >= settings.patience:
+                break
+        if weights:
+            self.model.load_state_dict(weights)
+            metrics = kept
+        return metrics
+
+    def _fit_scale(self, pairs: _Pairs) -> None:
+        """What observations are normalised by: those of the training labels' clips, padding left out."""
+        if self.model.observations is not None:
+            seen = np.concatenate([restored(clip)[: clip["steps"]] for clip in pairs.arrays])
+            self.model.observations.replace(torch.from_numpy(seen).to(self.device))
+
+    @torch.no_grad()
+    def _confirm(self, pairs: _Pairs, held_out: _Pairs | None) -> dict[str, float]:
+        """How much of the labels it explains that it was not fitted to: validation labels, and those that
+        bagging kept from a member, as far as this member goes.
+
+        With the temperature that suits these labels best, the loss is compared with that of knowing nothing,
+        ln 2; ties, of which nothing else can be known, are left out. The share of ln 2 that is gained, less a
+        standard error, is what is confirmed, and `ENOUGH` of it is all.
+        """
+        parts = [self._unseen(pairs, pairs.counts == 0)]
+        if held_out:
+            parts.append(self._unseen(held_out, torch.ones(len(self.model.mean), len(held_out), dtype=bool)))
+        difference, preferred = (torch.cat(each) for each in zip(*parts, strict=True))
+        gains = {t: self._gains(difference / t, preferred) for t in TEMPERATURES}
+        temperature = max(gains, key=lambda t: gains[t].mean().nan_to_num(-1.0).item())
+        gained, n = gains[temperature], len(preferred)
+        sure = (gained.mean() - gained.std() / math.sqrt(n)).item() if n >= FEW else 0.0
+        confirmed = min(1.0, max(0.0, sure / math.log(2)) / ENOUGH)
+        self.model.confirmed.fill_(confirmed)
+        return {"confirmed": confirmed, "temperature": temperature, "unseen_labels": n}
+
+    def _gains(self, difference: Tensor, preferred: Tensor) -> Tensor:
+        """Nats by which each label is better explained than by knowing nothing."""
+        zero = torch.zeros_like(difference)
+        return math.log(2) - preference_loss(difference, zero, preferred, noise=self.settings.noise)
+
+    def _unseen(self, pairs: _Pairs, unseen: Tensor) -> tuple[Tensor, Tensor]:
+        """Differences of returns, means over the members that did not see a label # (M, labels), of labels
+        that prefer something and that some member did not see; and these."""
+        self.model.eval()
+        rows = torch.arange(len(pairs)).split(128)
+        sides = [self._returns(pairs, each) for each in rows]
+        difference = torch.cat([(one - other).cpu() for one, other in sides], 1)  # (M, labels)
+        mean = (difference * unseen).sum(0) / unseen.sum(0).clamp(min=1)
+        decided = (pairs.preferences != 0.5) & unseen.any(0)
+        return mean[decided], pairs.preferences[decided]
 
     @torch.no_grad()
     def evaluate(self, pairs: _Pairs) -> dict[str, float]:
@@ -197,7 +274,8 @@ class RewardTrainer:
         shape."""
         directory = Path(directory)
         saved = RewardModel.from_pretrained(directory)
-        if saved.config != self.model.config:
+        # Earlier versions cut no actions. No weight depends on it.
+        if replace(saved.config, action_limit=self.model.config.action_limit) != self.model.config:
             raise UserError(
                 f"{directory}: expected a reward model of the shape {self.model.config}, got {saved.config}"
             )

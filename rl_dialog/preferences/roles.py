@@ -24,7 +24,8 @@ from rl_dialog.data.files import write_atomically
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
-from rl_dialog.preferences.queries import ClipPool, QueryBroker, QuerySettings
+from rl_dialog.preferences.queries import ClipPool, QueryBroker, QuerySettings, looks_of
+from rl_dialog.preferences.reliability import UNTRUSTED, judgements
 from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, clip_returns
 from rl_dialog.preferences.run_files import newest_version, versions
 from rl_dialog.preferences.segments import Clip, Segments
@@ -76,8 +77,11 @@ class Asker:
         self.at_hand = {id: self.at_hand[id] for id in ids}
         version, model = published or (0, None)
         if len(ids) >= (2 if self.broker.asked else max(2, self.least)):
-            disputed = model and self.settings.selection == "variance"
-            returns = (lambda: clip_returns(model, list(self.at_hand.values()))) if disputed else None
+            at_hand = list(self.at_hand.values())
+            disputed = model and self.settings.selection != "random"
+            returns = (lambda: clip_returns(model, at_hand)) if disputed else None
+            unlike = not model and self.settings.selection == "informative"
+            looks = (lambda: looks_of(at_hand)) if unlike else None
             write = lambda chosen_ids: [self.segments.add(self.at_hand[id]) for id in chosen_ids]  # noqa: E731
             settings = {
                 "wanted": wanted,
@@ -85,7 +89,7 @@ class Asker:
                 "labellers": self.labellers,
                 "reward_version": version,
             }
-            self.broker.refill(ids, returns=returns, store=write, **settings)
+            self.broker.refill(ids, returns=returns, looks=looks, store=write, **settings)
         return {
             "clips": len(ids),
             "clips_dropped": self.clips.dropped,
@@ -138,14 +142,14 @@ class Teacher:
         if start and not newest:
             self.trainer.load(start)
             self.version, newest = 1, 1
-            self._publish((0, 0), 0)
+            self._publish((0, 0, 0), 0)
         self.version = self.trainer.load(self.folder / str(newest)) if newest else 0
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._untold: dict[str, float] = {}  # of a version that was there before
         if newest:
             labels_seen = json.loads((self.folder / str(newest) / "labels.json").read_text(encoding="utf-8"))
             self._seen, self._untold = (
-                tuple(labels_seen["state"]),
+                (*labels_seen["state"], 0)[:3],  # an earlier version did not count gold pairs
                 {"version": self.version, "all_labels": labels_seen["labels"]},
             )
 
@@ -155,8 +159,8 @@ class Teacher:
         state = self.log.state()
         if state == self._seen:
             return {}
-        began, labels = time.perf_counter(), self.log.labels()
-        self.trainer.set_labels(labels, self.segments)
+        began, labels = time.perf_counter(), judgements(self.log.answers())
+        self.trainer.set_labels([one for one in labels if one.noise < UNTRUSTED], self.segments)
         if not self.trainer.train_pairs or (not self.version and len(labels) < self.enough):
             return {}
         metrics = self.trainer.fit(self.epochs if self.version else self.first_epochs)
@@ -188,7 +192,7 @@ class Teacher:
         model = self.trainer.model
         return self.version, model if self.trainer.device.type == "cpu" else deepcopy(model).cpu()
 
-    def _publish(self, state: tuple[int, int], labels: int) -> None:
+    def _publish(self, state: tuple[int, int, int], labels: int) -> None:
         def fill(directory: Path) -> None:
             self.trainer.save(directory, version=self.version)
             (directory / "labels.json").write_text(

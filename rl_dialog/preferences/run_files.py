@@ -1,5 +1,5 @@
-"""What a run tells of itself in its folder: status.json, replaced as a whole every second, metrics.jsonl, a
-line per logged step, and where its newest policy and reward are."""
+"""What a run tells of itself in its folder: prefer.yaml, its settings, status.json, replaced as a whole every
+second, metrics.jsonl, a line per logged step, and where its labels, its newest policy and reward are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.config import read_yaml
 from rl_dialog.errors import UserError
 
 PIECE = 1 << 20  # bytes of metrics in one answer
@@ -21,6 +22,16 @@ class RunFiles:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+
+    @property
+    def own_labels(self) -> str:
+        """The URL of the label log in the folder, for a run whose labels are kept nowhere else."""
+        return f"sqlite:///{self.folder / 'labels.db'}"
+
+    def settings(self) -> dict[str, Any]:
+        """What prefer.yaml says; {} without one."""
+        path = self.folder / "prefer.yaml"
+        return read_yaml(str(path)) if path.is_file() else {}
 
     def status(self) -> dict[str, Any]:
         """What status.json says, and `age`, the seconds since it was written; {} without one. Raises

@@ -43,9 +43,11 @@ class Clip:
     source: Mapping[str, Any] = field(
         default_factory=dict
     )  # env, worker, episode, start, policy_version: not part of the id
+    pictures: np.ndarray | None = None  # (L, H, W, 3) bytes: what people see, if observations do not tell
 
     def __post_init__(self) -> None:
         lengths = {len(self.observations), len(self.actions), len(self.rewards)}
+        lengths |= set() if self.pictures is None else {len(self.pictures)}
         if len(lengths) != 1 or not 0 < self.steps <= max(lengths):
             raise UserError(
                 "expected as many observations, actions and rewards, and 1 to that many steps, got lengths "
@@ -54,9 +56,10 @@ class Clip:
 
     @cached_property
     def id(self) -> str:
-        """SHA-256 over shapes, types and bytes of observations and actions, in hex."""
+        """SHA-256 over shapes, types and bytes of observations, actions and pictures, in hex."""
         digest = hashlib.sha256()
-        for array in (self.observations, self.actions):
+        pictures = () if self.pictures is None else (self.pictures,)
+        for array in (self.observations, self.actions, *pictures):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -150,6 +153,7 @@ def cut_clips(
     length: int,
     first: int = 0,
     source: Mapping[str, Any] | None = None,
+    pictures: np.ndarray | None = None,
 ) -> list[Clip]:
     """Steps of one episode as clips that do not overlap; the last is padded, so that none straddles two
     episodes.
@@ -169,6 +173,7 @@ def cut_clips(
                 earned,
                 steps,
                 {**(source or {}), "start": first + start},
+                None if pictures is None else pictures[indices],
             )
         )
     return clips
@@ -177,16 +182,18 @@ def cut_clips(
 def _clip_bytes(clip: Clip) -> bytes:
     file = io.BytesIO()
     meta = json.dumps({"steps": clip.steps, "source": dict(clip.source)})
-    np.savez_compressed(
-        file, **compact(clip.observations), actions=clip.actions, rewards=clip.rewards, meta=np.array(meta)
-    )
+    more = {} if clip.pictures is None else {"pictures": clip.pictures}
+    more |= {"actions": clip.actions, "rewards": clip.rewards, "meta": np.array(meta)}
+    np.savez_compressed(file, **compact(clip.observations), **more)
     return file.getvalue()
 
 
 def _read_clip(path: Path) -> Clip:
     with np.load(path) as arrays:  # pickles are refused by default
         meta = json.loads(str(arrays["meta"]))
-        return Clip(restored(arrays), arrays["actions"], arrays["rewards"], meta["steps"], meta["source"])
+        pictures = arrays.get("pictures")
+        about = (meta["steps"], meta["source"], pictures)
+        return Clip(restored(arrays), arrays["actions"], arrays["rewards"], *about)
 
 
 def compact(observations: np.ndarray) -> dict[str, np.ndarray]:

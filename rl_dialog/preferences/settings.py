@@ -46,6 +46,9 @@ class ModelSettings:
     """normalise the outputs of the convolutions over a batch"""
     scale: float = 1.0
     """standard deviation of the normalised reward"""
+    normalise_observations: bool = False
+    """centre observations that are numbers, divide them by their deviations in labelled clips, and compress
+    what is large"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ class Suited:
     queries: QuerySettings = QuerySettings()
     first_epochs: int = 200
     eval_every: int = 0
+    eval_episodes: int = 100
+    normalise_observations: bool = False
+    aligned_clips: float = 0.0
+    averaging: float = 0.97
 
 
 # A reward that is learned changes while the policy does. A short horizon tells right from wrong where little
@@ -102,6 +109,34 @@ ATARI = Suited(
     reward=RewardTraining(learning_rate=2e-4, adaptive_l2=True),
     model=ModelSettings(dropout=0.5, action_input="none", scale=0.05),
 )
+# Worlds that nobody has seen: their observations may have any unit, their episodes may be long, and most
+# pairs of # clips may be ties.
+UNKNOWN = Suited(
+    steps=250_000,
+    budget=1400,
+    initial=350,
+    envs=16,
+    ppo=replace(FEATURES, gamma=0.99, gae_lambda=0.95, learning_rate=5e-4, entropy_coeff=0.003, passes=8),
+    schedule_scale=50_000,
+    reward=RewardTraining(learning_rate=3e-3, patience=30, confirm=True),
+    model=ModelSettings(normalise_observations=True),
+    queries=QuerySettings(selection="informative"),
+    eval_every=25_000,
+    eval_episodes=10,
+    normalise_observations=True,
+    aligned_clips=0.5,
+    averaging=0.9,
+)
+UNKNOWN_PICTURES = replace(
+    ATARI,
+    steps=1_000_000,
+    budget=1400,
+    initial=350,
+    schedule_scale=200_000,
+    queries=UNKNOWN.queries,
+    aligned_clips=UNKNOWN.aligned_clips,
+    reward=replace(ATARI.reward, confirm=True),
+)
 SUITED = {  # by environment and observations
     "moving_dot": FRAMES,
     "moving_dot position": POSITION,
@@ -111,9 +146,19 @@ SUITED = {  # by environment and observations
 }
 
 
-def suited_to(environment: str, observations: str = "") -> Suited:
-    """What suits an environment; one of the user's own has the defaults of MovingDot."""
-    return SUITED.get(f"{environment} {observations}", SUITED.get(environment, FRAMES))
+def suited_to(
+    environment: str, observations: str = "", *, pictures: bool = False, earlier: bool = False
+) -> Suited:
+    """What suits an environment; `pictures`: what is observed there, where nothing else is known of it;
+    `earlier`: what an earlier version took for such a one."""
+    unknown = FRAMES if earlier else UNKNOWN_PICTURES if pictures else UNKNOWN
+    return SUITED.get(f"{environment} {observations}", SUITED.get(environment, unknown))
+
+
+def clip_length_of(horizon: int) -> int:
+    """Steps of a clip where nobody says how many: a tenth of an episode, 10 to 50. What is compared is then
+    short enough to be seen at a glance, and ten clips tell of each episode."""
+    return min(50, max(10, horizon // 10), horizon)
 
 
 @dataclass(frozen=True)
@@ -127,12 +172,13 @@ class PreferenceRun:
     labels that are there. original-rewards: the policy from the true reward. The other names are the 2018
     reproduction's"""
     env: str = "moving_dot"
-    """moving_dot, pong, enduro, atari, or module:Class of your own vector of environments"""
+    """moving_dot, pong, enduro, atari, any id of Gymnasium's (Pendulum-v1), or module:Class of a
+    gymnasium.Env or a vector of environments of your own"""
     labels: str = ""
     """URL of the label log; by default sqlite:///OUTPUT_DIR/labels.db"""
     labels_from: Annotated[str, tyro.conf.arg(aliases=["--load-prefs-dir"])] = ""
-    """folder of a run whose labels and clips are taken over at the start; then no initial ones are waited
-    for"""
+    """folder of a run whose labels, everybody's, and clips are taken over at the start; then no initial ones
+    are waited for"""
     labeller: Literal["page", "oracle", "none"] = "page"
     """page: people, in browsers. oracle: the true reward. none: whoever runs `python -m pipelines.label`"""
     seed: int = 0
@@ -180,6 +226,13 @@ class PreferenceRun:
     """what is asked; by default what suits the environment"""
     oracle: OracleSettings = OracleSettings()
     """the synthetic labeller"""
+    clip_length: int | None = None
+    """steps of a clip; by default what suits the environment: a tenth of an episode, 10 to 50"""
+    aligned_clips: float | None = None
+    """share of the episodes whose first clip begins with them; by default what suits the environment"""
+    normalise_observations: bool | None = None
+    """the policy sees observations that are numbers centred, divided by their deviations, and compressed
+    where they are large; by default yes, but for the environments that come with this project"""
     clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
     """clips at hand to ask about; the oldest are forgotten"""
     page_host: str = "127.0.0.1"
@@ -194,17 +247,25 @@ class PreferenceRun:
     """checkpoints kept"""
     eval_every: int | None = None
     """steps between evaluations on the true reward; by default what suits the environment, 0: none"""
-    eval_episodes: int = 100
-    """episodes of an evaluation with the most probable actions, and as many with sampled ones"""
-    averaging: float = 0.97
+    eval_episodes: int | None = None
+    """episodes of an evaluation with the most probable actions, and as many with sampled ones; by default
+    what suits the environment"""
+    averaging: float | None = None
     """what is evaluated and saved is the average of all rounds' policies, with weights that fall by this
-    factor from round to round; 0: the last"""
+    factor from round to round; 0: the last; by default what suits the environment"""
+
+    @property
+    def is_seen(self) -> bool:
+        """Do people answer, who see clips? The mode is told in our words."""
+        return self.labeller != "oracle" and self.mode in ("train", "gather")
 
     def check(self) -> None:
         """Raises UserError for numbers that cannot be."""
         at_least(self, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0)
         at_least(self, first_epochs=1, epochs=1, clips=2, save_every=1, save_total_limit=1)
-        at_least(self, eval_every=0, eval_episodes=1, max_staleness=0, seed=0)
+        at_least(self, eval_every=0, eval_episodes=1, max_staleness=0, seed=0, clip_length=1)
+        if not 0 <= self.aligned_clips <= 1:
+            raise UserError(f"expected --aligned_clips between 0 and 1, got {self.aligned_clips}")
         if not 0 <= self.averaging < 1:
             raise UserError(f"expected --averaging of at least 0 and below 1, got {self.averaging}")
 
@@ -221,14 +282,25 @@ def suited_groups(suited: Suited, steps: int) -> dict[str, dict[str, Any]]:
     return {"ppo": asdict(suited.ppo) | decay, "a2c": decay, **reward}
 
 
-def completed(run: R, suited: Suited) -> R:
-    """The run with numbers that suit its environment where none are given."""
+def envs_of(horizon: int, batch_size: int, most: int) -> int:
+    """Environments that play side by side where nobody says how many: so few that a batch holds whole
+    episodes, from 4 to `most`. A batch of nothing but late steps, where all have fallen or arrived, would
+    teach only what the reward gets wrong there."""
+    return min(most, max(4, batch_size // horizon)) if horizon else most
+
+
+def completed(run: R, suited: Suited, clip_length: int, horizon: int = 0) -> R:
+    """The run with numbers that suit its environment where none are given. `horizon`: steps of an episode,
+    where these are known and the environments are not ours."""
     budget = suited.budget if run.budget is None else run.budget
     numbers = {
         "steps": suited.steps,
         "budget": budget,
         "initial_labels": min(suited.initial, budget),
-        "num_envs": suited.envs,
+        "num_envs": envs_of(horizon, run.ppo.batch_size, suited.envs),
     }
-    numbers |= {name: getattr(suited, name) for name in ("first_epochs", "schedule_scale", "eval_every")}
+    numbers["clip_length"] = clip_length
+    names = ("first_epochs", "schedule_scale", "eval_every", "eval_episodes", "aligned_clips")
+    names += ("averaging", "normalise_observations")
+    numbers |= {name: getattr(suited, name) for name in names}
     return replace(run, **{name: number for name, number in numbers.items() if getattr(run, name) is None})

@@ -2,61 +2,50 @@
 replies; one key for an answer.
 
 It works on the run's label log from a process of its own. The pair is leased while the person looks at it,
-and given back when they take a break, leave, or the terminal goes away. Where the input is no terminal it is
-read line by line, for scripts.
+and given back when they take a break, leave, or the terminal goes away. What is asked beside the choice, how
+long a session is and how far the goal are the run's plan, as on the page; a change holds from the next pair
+on. Where the input is no terminal it is read line by line, for scripts; `f`, a blank and a note is a flag.
 """
 
 from __future__ import annotations
 
-import os
-import select
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from types import TracebackType
-from typing import IO, Any
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-from PIL import Image
 from rich.align import Align
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.live import Live
-from rich.measure import Measurement
+from rich.console import Console, Group, RenderableType
+from rich.markdown import Markdown
 from rich.panel import Panel
-from rich.segment import Segment as Cell
-from rich.style import Style
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, drawn_frames
 from rl_dialog.preferences.label_log import LabelLog, Query
+from rl_dialog.preferences.labels import STRENGTHS, Remarks
+from rl_dialog.preferences.plan import Plan
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
+from rl_dialog.preferences.terminal_screen import (
+    ASCII_SHADES,
+    SHADES,
+    Keyboard,
+    Picture,
+    Screen,
+    half_blocks,
+)
 
 RATE = 15  # frames per second: what an agent that acts on every fourth frame sees at 60 Hz
 HOLD = 7  # frames that the end is held before the next round
 EMPTY = 0.5  # seconds between two questions for a pair while there is none
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
-SHADES = " ░▒▓█"  # dark to bright, where there are no colours ...
-ASCII_SHADES = " .:*#"  # ... and no blocks
-KEYS = {
-    "l": "left",
-    "r": "right",
-    "e": "tie",
-    "": "skip",
-    "\n": "skip",
-    "\r": "skip",
-    " ": "skip",
-    "s": "skip",
-}
-KEYS |= {"u": "undo", "p": "pause", "q": "quit", "\x04": "quit", "+": "faster", "-": "slower"}
-ARROWS = {"A": "tie", "B": "skip", "C": "right", "D": "left"}  # after ESC [ or ESC O
+REASON_KEYS = "1234567890ab"
 CHOICES = {"left": "left", "right": "right", "tie": "equal", "skip": "can't tell"}
-HELP = "L left   R right   E equal   blank can't tell   U undo   P break   + - speed   Q quit"
+HELP = ("L left", "R right", "E equal", "blank can't tell", "U undo", "P break", "+ - speed", "Q quit")
+LONGEST_FLAG = 500  # characters
 
 
 class TerminalLabeller:
@@ -77,7 +66,14 @@ class TerminalLabeller:
         self.pair: Query | None = None
         self.view: Callable[[float], RenderableType] = lambda _: Text()
         self.speed, self.paused, self.notice = 1.0, False, ""
-        self.answers = self.undone = 0
+        self.plan = Plan()
+        self.reasons: list[str] = []
+        self.flag: str | None = None
+        self.note: str | None = None  # a flag that is being written
+        self.reading = -1  # the page of the guideline that is on the screen; -1: none
+        self.is_last_page = True
+        self.answers = self.undone = self.since_break = self.own = 0
+        self.session_began = 0.0
         self.renewed = self.active = self.asked = self.began = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -85,6 +81,8 @@ class TerminalLabeller:
         try:
             with Keyboard(sys.stdin) as keyboard, Screen(self.console) as screen:
                 self.active = time.monotonic()
+                self._look_up()
+                self._read_first(keyboard, screen)
                 while self._turn(keyboard, screen):
                     pass
         except (
@@ -114,48 +112,139 @@ class TerminalLabeller:
         if not self.paused:
             self._hold(now)
         frames = (now - self.began) * RATE * self.speed
-        screen.show(
-            self._whole(self.view(frames) if self.pair else Text()),
-            key=(self.pair and self.pair.id, self.paused, self.notice),
-        )
-        typed = keyboard.next(1 / RATE if self.pair and screen.live else EMPTY)
+        shown = self._page() if self.reading >= 0 else self.view(frames) if self.pair else Text()
+        state = (self.paused, self.notice, tuple(self.reasons), self.flag, self.reading)
+        screen.show(self._whole(shown), key=(self.pair and self.pair.id, *state))
+        typed = keyboard.next(1 / RATE if self.pair and screen.live else EMPTY, raw=self.note is not None)
         if typed is None:
             return True
         self.active, self.notice = time.monotonic(), ""
-        return self._obey(typed)
+        going_on = self._obey(typed)
+        if self.plan.session and self.since_break >= self.plan.session and keyboard.terminal:
+            self._propose_break()
+        return going_on
 
     def _obey(self, typed: str) -> bool:
+        choice = typed.removeprefix("much ")
         if typed == "quit":
             return False
-        if self.paused:
+        if self.note is not None:
+            self._write_note(typed)
+        elif self.paused:
             self.paused = False
-        elif typed in CHOICES and self.pair:
-            self.log.answer(self.pair.id, self.labeller, typed)
-            self.answers, self.pair = self.answers + 1, None
-            self.notice = f"Saved: {CHOICES[typed]}."
+        elif self.reading >= 0:
+            self._turn_page(typed)
+        elif choice in CHOICES and self.pair:
+            self._answer(choice, much=choice != typed)
         elif typed == "undo":
             self._undo()
+        elif self.pair and len(typed) == 1 and typed.lower() in REASON_KEYS[: len(self.plan.reasons)]:
+            self._toggle(self.plan.reasons[REASON_KEYS.index(typed.lower())])
+        elif self.pair and typed == "flag":
+            self.note = self.flag or ""
+        elif self.pair and typed[:2].lower() == "f ":  # a line
+            self._set_flag(typed[2:])
+        elif typed == "guideline" and self.plan.guideline:
+            self.reading = 0
         elif typed == "pause":
             self._pause("A break: the pair went back for others.")
         elif typed in ("faster", "slower"):
             place = SPEEDS.index(self.speed) + (1 if typed == "faster" else -1)
             self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, place))]
             self.notice = f"Speed {self.speed:g}."
-        elif typed not in CHOICES:
-            self.notice = f"{typed!r} means nothing here. {HELP}"
+        elif choice not in CHOICES:
+            self.notice = f"{typed!r} means nothing here. {self._help()}"
         return True
+
+    def _answer(self, choice: str, *, much: bool) -> None:
+        is_asked = self.plan.strength and choice in ("left", "right")
+        strength = (2 if much else 1) if is_asked else None
+        self.log.answer(
+            self.pair.id, self.labeller, choice, Remarks(strength, tuple(self.reasons), self.flag)
+        )
+        if not self.since_break:
+            self.session_began = time.monotonic()
+        self.answers, self.since_break, self.pair = self.answers + 1, self.since_break + 1, None
+        self.own += 1
+        said = f"{CHOICES[choice]}, {STRENGTHS[strength]}" if strength else CHOICES[choice]
+        more = [*self.reasons, *([] if self.flag is None else ["flagged"])]
+        self.notice = f"Saved: {said}{' (' + ', '.join(more) + ')' if more else ''}."
+
+    def _toggle(self, reason: str) -> None:
+        if reason in self.reasons:
+            self.reasons.remove(reason)
+        else:
+            self.reasons.append(reason)
+
+    def _set_flag(self, note: str) -> None:
+        self.flag = "".join(each for each in note if each.isprintable()).strip()[:LONGEST_FLAG]
+        self.notice = f"Flagged{': ' + self.flag if self.flag else ''}. Now answer it."
+
+    def _write_note(self, typed: str) -> None:
+        """A key while the note of a flag is written: Enter ends it, Esc takes the flag away."""
+        if typed in ("\r", "\n"):
+            self._set_flag(self.note)
+            self.note = None
+        elif typed == "\x1b":
+            self.note = self.flag = None
+            self.notice = "Not flagged."
+        elif typed in ("\x7f", "\b"):
+            self.note = self.note[:-1]
+        elif len(typed) == 1 and typed.isprintable():
+            self.note += typed
 
     def _undo(self) -> None:
         self._give_back()
         pair = self.log.undo(self.labeller, self.seconds)
         self.notice = "Taken back." if pair else "There is no answer to take back."
         if pair:
-            self.undone += 1
+            self.undone, self.own = self.undone + 1, self.own - 1
+            self.since_break = max(0, self.since_break - 1)
             self._take(pair)
 
     def _pause(self, why: str) -> None:
         self._give_back()
         self.paused, self.notice = True, why
+
+    def _propose_break(self) -> None:
+        """After a session of answers, unless they were all that is wanted."""
+        minutes = max(1, round((time.monotonic() - self.session_began) / 60))
+        many = f"{self.since_break} answers in {minutes} minute{'' if minutes == 1 else 's'}"
+        self.since_break = 0
+        if not self._is_done():
+            so_far = f"{self.own:,} of {self.plan.goal:,}" if self.plan.goal else f"{self.own:,} in all"
+            self._pause(f"Time for a break: {many}, {so_far}.")
+
+    def _is_done(self) -> bool:
+        """Has the person given all answers that are asked of them?"""
+        return 0 < self.plan.goal <= self.own
+
+    def _look_up(self) -> None:
+        """What the plan says by now, and how many answers the person has given."""
+        self.plan, self.own = self.log.plan, self.log.own_counts(self.labeller)["answers"]
+
+    # The guideline
+
+    def _read_first(self, keyboard: Keyboard, screen: Screen) -> None:
+        """Before the first pair; for a script it is printed and no key is waited for."""
+        if self.plan.guideline and not (keyboard.terminal and screen.live):
+            self.console.print(Markdown(self.plan.guideline))
+        elif self.plan.guideline:
+            self.reading = 0
+
+    def _page(self) -> RenderableType:
+        """So much of the guideline as fits the screen, from the page that is read."""
+        lines = self.console.render_lines(Markdown(self.plan.guideline), pad=False)
+        height = max(4, self.console.height - 8)
+        if not self.console.is_terminal:
+            height = len(lines)
+        begin = self.reading * height
+        self.is_last_page = begin + height >= len(lines)
+        return Picture(lines[begin : begin + height], self.console.width)
+
+    def _turn_page(self, typed: str) -> None:
+        """A blank shows the next page; after the last one, and by any other key, the pairs come."""
+        self.reading = -1 if typed != "skip" or self.is_last_page else self.reading + 1
 
     def _hold(self, now: float) -> None:
         """The pair stays ours while somebody looks at it; where there is none, the next one becomes ours as
@@ -167,8 +256,9 @@ class TerminalLabeller:
                     None,
                     "The pair went to somebody else, or was answered. Here is another one.",
                 )
-        if not self.pair and now - self.asked > EMPTY / 2:
-            pair = self.log.lease(self.labeller, self.seconds)
+        if not self.pair and self.reading < 0 and now - self.asked > EMPTY / 2:
+            self._look_up()
+            pair = None if self._is_done() else self.log.lease(self.labeller, self.seconds)
             if pair:
                 self._take(pair)
             else:
@@ -176,6 +266,7 @@ class TerminalLabeller:
 
     def _take(self, pair: Query) -> None:
         self.pair = pair  # first: whatever comes now, it goes back
+        self.reasons, self.flag, self.note = [], None, None
         left, right = self.segments[pair.left], self.segments[pair.right]
         self.view = self._clips(left, right) if isinstance(left, Clip) else self._replies(left, right)
         self.renewed, self.began, self.asked = time.monotonic(), time.monotonic(), 0.0
@@ -189,27 +280,69 @@ class TerminalLabeller:
         """Task, pair, and a line of what there is to know."""
         if self.paused:
             head, middle = "Press a key to go on, Q to leave.", Text()
+        elif self.reading >= 0:
+            head = "What to look at. A blank turns the page, any other key shows the pairs."
         elif self.pair:
             head = self.pair.task or "Which is better?"
+        elif self._is_done():
+            head = "You have given all your answers. Thank you! Q leaves."
         else:
             head = "Waiting for the next pair. It appears by itself."
-        labels_wanted = self.files.status().get("labels_wanted") if self.files else None
-        progress = f"{self.answers - self.undone} answered" + (
-            "" if labels_wanted is None else f", {labels_wanted} wanted now"
-        )
-        return Group(
-            Text(head, style="bold", justify="center"),
-            middle,
-            Text(self.notice or HELP, style="dim"),
-            Text(progress, style="dim"),
-        )
+        below = [Text(self.notice or self._help(), style="dim"), *self._progress()]
+        return Group(Text(head, style="bold", justify="center"), middle, *self._remarks(), *below)
+
+    def _remarks(self) -> list[RenderableType]:
+        """What the person says beside the choice so far."""
+        if not self.pair or self.paused or self.reading >= 0:
+            return []
+        lines = []
+        if self.plan.reasons:
+            line = Text("Why:")
+            for key, reason in zip(REASON_KEYS, self.plan.reasons, strict=False):
+                chosen = reason in self.reasons
+                line.append(f"   {key} ")
+                line.append(f"[{reason}]" if chosen else reason, style="bold" if chosen else "")
+            lines.append(line)
+        if self.note is not None:
+            lines.append(Text(f"What is wrong? {self.note}_   (Enter flags the pair, Esc does not)"))
+        elif self.flag is not None:
+            lines.append(Text(f"Flagged: {self.flag}" if self.flag else "Flagged"))
+        return lines
+
+    def _help(self) -> str:
+        """The keys, with those that the plan asks for, in lines that fit."""
+        plan, last = self.plan, REASON_KEYS[max(0, len(self.plan.reasons) - 1)]
+        more = ["capitals and Shift with an arrow: much better"] if plan.strength else []
+        more += [f"1 to {last} reasons"] if plan.reasons else []
+        more += ["F flag", *(["G guideline"] if plan.guideline else [])]
+        lines = [""]
+        for key in (*HELP, *more):
+            line = f"{lines[-1]}   {key}".strip()
+            if len(line) <= self.console.width:
+                lines[-1] = line
+            else:
+                lines.append(key)
+        return "\n".join(lines)
+
+    def _progress(self) -> list[RenderableType]:
+        """How far the person is, and when the next break comes."""
+        wanted = self.files.status().get("labels_wanted") if self.files else None
+        goal, session = self.plan.goal, self.plan.session
+        parts = [f"{self.own:,} of {goal:,} answers" if goal else f"{self.answers - self.undone} answered"]
+        if session:
+            parts.append(f"break in {max(0, session - self.since_break)}")
+        elif wanted is not None:
+            parts.append(f"{wanted} wanted now")
+        bar = [ProgressBar(total=goal, completed=min(self.own, goal), width=40)] if goal else []
+        return [Text(", ".join(parts), style="dim"), *bar]
 
     def _clips(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
         if self.draw is None:
             raise UserError(
                 "expected a function that draws observations, TerminalLabeller(draw=...), to show clips"
             )
-        width, height = (self.console.width - 6) // 2, max(4, self.console.height - 8)
+        around = 8 + self._help().count("\n") + 2 * bool(self.plan.reasons or self.plan.goal)
+        width, height = (self.console.width - 6) // 2, max(4, self.console.height - around)
         blocks = self._shown(SHADES + "▀") == SHADES + "▀"
         style = {
             "colours": blocks and self.console.color_system is not None,
@@ -263,139 +396,3 @@ class TerminalLabeller:
         """The text with escapes for what the terminal's encoding does not have: two replies that differ must
         not look alike."""
         return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
-
-
-class Picture:
-    """Rows of cells, as rich shows them."""
-
-    def __init__(self, rows: list[list[Cell]], width: int) -> None:
-        self.rows, self.width = rows, width
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(self.width, self.width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for row in self.rows:
-            yield from row
-            yield Cell.line()
-
-
-def half_blocks(
-    frame: np.ndarray, columns: int, rows: int, *, colours: bool = True, shades: str = SHADES
-) -> Picture:
-    """A frame (H, W, 3) in at most so many characters: each shows two pixels, the upper one in its colour and
-    the lower one in that of the ground."""
-    height, width, _ = frame.shape
-    scale = min(columns / width, 2 * rows / height)
-    across, down = max(1, round(width * scale)), max(1, round(height * scale / 2))
-    kind = Image.Resampling.BOX if scale < 1 else Image.Resampling.NEAREST
-    pixels = np.asarray(Image.fromarray(frame).resize((across, 2 * down), kind))
-    pixels = (pixels * (frame.max() / max(1, pixels.max()))).astype(
-        np.uint8
-    )  # what is small and bright is not averaged away
-    if not colours:
-        bright = pixels.reshape(down, 2, across, 3).mean((1, 3)) / 256 * len(shades)
-        return Picture([[Cell("".join(shades[int(value)] for value in row))] for row in bright], across)
-    return Picture(
-        [
-            list(_runs(upper, lower))
-            for upper, lower in zip(pixels[::2].tolist(), pixels[1::2].tolist(), strict=True)
-        ],
-        across,
-    )
-
-
-def _runs(upper: list[list[int]], lower: list[list[int]]) -> Iterator[Cell]:
-    """Neighbours of the same two colours are one piece of text."""
-    begin = 0
-    for n in range(1, len(upper) + 1):
-        if n == len(upper) or (upper[n], lower[n]) != (upper[begin], lower[begin]):
-            colours = (f"rgb({r},{g},{b})" for r, g, b in (upper[begin], lower[begin]))
-            yield Cell("▀" * (n - begin), Style.parse(" on ".join(colours)))
-            begin = n
-
-
-class Keyboard:
-    """Keys of a terminal as they are pressed; lines of anything else, the end of which means quit."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self.terminal, self.file = stream.isatty(), stream.fileno()
-        self.typed = b""
-        self.ended = False
-
-    def __enter__(self) -> Keyboard:
-        if self.terminal:
-            self.before = termios.tcgetattr(self.file)
-            tty.setcbreak(self.file)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.terminal:
-            with suppress(termios.error):  # the terminal is gone
-                termios.tcsetattr(self.file, termios.TCSADRAIN, self.before)
-
-    def next(self, seconds: float) -> str | None:
-        """What the next key or line means (one of the values of KEYS, or itself where it means nothing);
-        None: nothing within so many seconds."""
-        if not self._whole() and not self.ended and select.select([self.file], [], [], seconds)[0]:
-            try:
-                data = os.read(self.file, 1024)
-            except OSError:  # the terminal is gone
-                data = b""
-            self.ended = not data
-            self.typed += data
-        if not self._whole():
-            return "quit" if self.ended else None
-        return self._key() if self.terminal else self._line()
-
-    def _whole(self) -> bool:
-        return bool(self.typed) if self.terminal else b"\n" in self.typed
-
-    def _line(self) -> str:
-        line, _, self.typed = self.typed.partition(b"\n")
-        text = line.decode("utf-8", "replace").strip()
-        return KEYS.get(text.lower(), text)
-
-    def _key(self) -> str:
-        text = self.typed.decode("utf-8", "replace")
-        if text[:1] == "\x1b" and text[1:2] in ("[", "O"):
-            key, remainder = ARROWS.get(text[2:3], text[:3]), text[3:]
-        else:
-            key, remainder = KEYS.get(text[0].lower(), text[0]), text[1:]
-        self.typed = remainder.encode()
-        return key
-
-
-class Screen:
-    """A terminal's whole screen, drawn anew with every frame; elsewhere every new state once."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.live, self.shown = (
-            console,
-            console.is_terminal and not console.is_dumb_terminal,
-            None,
-        )
-        self.screen = Live(console=console, screen=True, auto_refresh=False) if self.live else None
-
-    def __enter__(self) -> Screen:
-        if self.screen:
-            self.screen.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.screen:
-            with suppress(OSError):
-                self.screen.stop()
-
-    def show(self, content: RenderableType, *, key: Any) -> None:
-        """`key`: changes whenever there is something new to say, not with every frame."""
-        if self.screen:
-            self.screen.update(content, refresh=True)
-        elif key != self.shown:
-            self.console.print(content)
-            self.console.file.flush()
-        self.shown = key

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_dialog.evaluation.conversations import common_beginning, require_plain_attention
+from rl_dialog.evaluation.conversations import require_plain_attention
 from rl_dialog.evaluation.generation import Decoding, stop_ids, warpers
 from rl_dialog.evaluation.scoring import in_states, values_of
 from rl_dialog.methods.method import Outputs
+from rl_dialog.models.latents import AT_MEAN, latent_seed
 from rl_dialog.models.policy import Policy
 from rl_dialog.serving.text import TextStream
 
@@ -189,11 +190,11 @@ class RunningBatch:
         """The slot of this owner that shares the longest beginning with the prompt, and its length; the
         prompt's last token is always read anew."""
         shared = [
-            common_beginning(held, prompt) if whose == owner else 0
+            self.slots.reusable(held, prompt) if whose == owner else 0
             for held, whose in zip(self.held, self.owners, strict=True)
         ]
         best = int(np.argmax(shared))
-        length = min(shared[best], len(prompt) - 1)
+        length = shared[best]
         return (best, length) if length >= SHARED else (0, 0)
 
     def _slot_to_fill(self, first: int, source: int, length: int) -> int:
@@ -269,10 +270,20 @@ class RunningBatch:
                 torch.tensor(ends, device=device, dtype=torch.int64),
             ),
             wants_v=any(row.ask.values for row in self.rows),
+            noise=self._noise(self.rows[first : first + len(pieces)]),
         )
         for i, piece in enumerate(pieces):
             self.held[first + i] += piece
         return out
+
+    def _noise(self, rows: list[Row]) -> Tensor | None:
+        """(B,) the seeds of the rows' latents, for policies that have them."""
+        if not self.policy.has_latents:
+            return None
+        sampling = (row.ask.decoding.do_sample for row in rows)
+        seeds = (latent_seed(row.generator.initial_seed()) for row in rows)
+        drawn = [seed if samples else AT_MEAN for seed, samples in zip(seeds, sampling, strict=True)]
+        return torch.tensor(drawn, device=self.policy.device)
 
     def _say(self, out: Outputs, rows: list[Row]) -> None:
         """The next token of each row, from what the policy says in its state."""

@@ -245,7 +245,7 @@ class Completions:
                 "message": {"role": "assistant", "content": text, "refusal": None},
                 "finish_reason": exchange.finish[index],
             }
-            choices.append(choice | self._about(exchange, index, exchange.tokens[index]))
+            choices.append(choice | self._about(exchange, exchange.tokens[index]))
         return self._head(exchange, "chat.completion", chat) | {
             "choices": choices,
             "usage": self._usage(exchange),
@@ -295,7 +295,8 @@ class Completions:
         for index in dict.fromkeys(piece.choice for piece in found):
             of_choice = [piece for piece in found if piece.choice == index]
             text = "".join(piece.text for piece in of_choice)
-            about = self._about(exchange, index, [token for piece in of_choice for token in piece.tokens])
+            tokens = [token for piece in of_choice for token in piece.tokens]
+            about = self._about(exchange, tokens) if tokens else {}
             if text or about:
                 said.append({"index": index, "delta": {"content": text}, "finish_reason": None} | about)
             if of_choice[-1].finish:
@@ -457,15 +458,15 @@ class Completions:
             "chat_id": chat,
         } | ({"unused": unused} if (unused := exchange.request.unused) else {})
 
-    def _about(self, exchange: Exchange, index: int, tokens: list[Token]) -> dict[str, Any]:
+    def _about(self, exchange: Exchange, tokens: list[Token]) -> dict[str, Any]:
         """Log-probabilities and values of some tokens, as far as they were asked for."""
         found: dict[str, Any] = {}
-        if exchange.request.logprobs and tokens:
+        if exchange.request.logprobs:
             found["logprobs"] = {
                 "content": [self._logprob(exchange, token) for token in tokens],
                 "refusal": None,
             }
-        if exchange.request.return_values and tokens:
+        if exchange.request.return_values:
             found["values"] = {"content": [_value(token) for token in tokens]}
         return found
 

@@ -39,16 +39,43 @@ def minimise(
     progress: Progress = lambda step, steps, loss: None,
 ) -> None:
     """Takes `steps` steps down the loss of the next batch, gradients clipped to norm 1; ends in eval mode."""
+    rate = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+    minimise_in_parts(model, lambda: iter([batch_loss()]), steps=steps, **rate, progress=progress)
+
+
+def minimise_in_parts(
+    model: nn.Module,
+    batch_parts: Callable[[], Iterator[Tensor]],
+    *,
+    steps: int,
+    learning_rate: float,
+    weight_decay: float,
+    progress: Progress = lambda step, steps, loss: None,
+    together: Callable[[nn.Module, float], float] = lambda model, loss: loss,
+    is_done: Callable[[int], bool] = lambda step: False,
+) -> None:
+    """The same where the loss of a batch comes in parts, whose sum it is: each is let go before the next is
+    computed, so that memory holds one.
+
+    together: called with the loss after the gradients are there; adds up those of several processes, and
+    returns the loss of all. is_done: called after each step, numbered from 1; True ends it.
+    """
     optimizer = make_optimizer(model, learning_rate=learning_rate, weight_decay=weight_decay)
     rate = {"peak": learning_rate, "warmup": round(WARMUP * steps), "total": steps, "schedule": "linear"}
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate_at(step, **rate)
-        loss = batch_loss()
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = together(model, sum(_backward(part) for part in batch_parts()))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        progress(step + 1, steps, loss.item())
+        progress(step + 1, steps, loss)
+        if is_done(step + 1):
+            break
     model.eval()
+
+
+def _backward(loss: Tensor) -> float:
+    loss.backward()
+    return loss.item()

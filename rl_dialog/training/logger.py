@@ -47,7 +47,7 @@ class Logger:
         path = directory / "metrics.jsonl"
         lines = (
             [line for line in path.read_text().splitlines() if _step_of(line) <= first_step]
-            if path.exists() and first_step
+            if path.exists()
             else []
         )
         write_text_atomically(path, "".join(line + "\n" for line in lines))

@@ -18,7 +18,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,9 +39,11 @@ from rl_dialog.methods.method import Heads, Method
 from rl_dialog.methods.scores import kl_divergence, kl_divergences
 from rl_dialog.models.causal_lm import BASE, base_of_adapter
 from rl_dialog.models.checkpoint import keep_base, save_policy
+from rl_dialog.models.latents import latent_seeds
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
+from rl_dialog.models.seeded_noise import derived
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.optim import (
     Schedule,
@@ -83,8 +85,8 @@ class TrainerConfig:
     weight_decay: float = 0.0
     """weight decay of AdamW, on matrices only"""
     max_grad_norm: float = 1.0
-    """clip the norm of the gradient, of the language model and of the value heads (with a trunk of their own)
-    apart; 0 does not clip"""
+    """clip the norm of the language model's gradient; 0 does not clip. That of the values is clipped during
+    the warm-up alone: they are means over the logs, and a clipped surprise counts less than its share"""
     bf16: bool = False
     """bfloat16 autocast (weights, values and the optimizer stay float32)"""
     reward_spread: Literal["reply_end", "every_token"] = "reply_end"
@@ -124,11 +126,21 @@ class Objective(nn.Module):
         )  # inside a tuple it is no submodule: nothing of it is trained, saved or sent to other workers
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        out = self.policy.outputs(batch)
-        if self.policy.method.prior_every_step:
+        method = self.policy.method
+        out = self.policy.outputs(batch, learning=True)
+        if method.prior_every_step or (method.uses_prior and self.policy.has_latents):
             out.prior = self._prior[0].prior_scores(batch)
-        loss = self.policy.method.loss(out, batch)
+        if method.uses_prior and self.policy.has_latents:  # what it says depends on this batch's noise
+            batch.prior_logp = -out.prior.nll(batch.actions)[1].float()
+            batch.prior_lse = out.prior.reduce("logsumexp").float()
+        loss = method.loss(out, batch)
+        if out.latents is not None:
+            loss = out.latents.added_to(loss)
         return loss.total, loss.metrics
+
+    def prior_logp(self, batch: Batch) -> Tensor:
+        """(N,) what the prior says of each action."""
+        return -self._prior[0].prior_scores(batch).nll(batch.actions)[1].float()
 
 
 class Trainer:
@@ -176,7 +188,8 @@ class Trainer:
             self.policy,
             None if not policy.method.uses_prior else prior.to(self.device) if prior else self.policy,
         )
-        self._prior_logp, self._prior_lse = self._ask_prior() if policy.method.uses_prior else (None, None)
+        asks_once = policy.method.uses_prior and not policy.has_latents
+        self._prior_logp, self._prior_lse = self._ask_prior() if asks_once else (None, None)
         self._proposals = self._propose() if policy.method.proposals else None
         self._first_q = self._meet_prior() if policy.method.uses_prior else None
         self._reach = self._reach_of_q() if self._first_q is not None else math.inf
@@ -325,12 +338,13 @@ class Trainer:
         for batch in batches:
             batch.progress = self.step / self.total_steps
         self._measure(batches)
-        torch.manual_seed(
-            int(
-                np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)[0]
-                >> 1
-            )
-        )
+        words = np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)
+        seed = int(words[0] >> 1)
+        # Of dropout. torch.manual_seed also writes down where it was called from, for each kind of device
+        # that this torch does not find, which takes a fraction of a millisecond.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         self.policy.train()
         sums, norm, rate = self._descend(objective, batches, self.terms_per_update)
         if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
@@ -358,7 +372,7 @@ class Trainer:
         config = self.config
         rate = learning_rate_at(
             self.step,
-            peak=self.learning_rate,
+            peak=self.learning_rate * self.policy.method.rate_share(self.step),
             warmup=self.warmup_steps,
             total=self.total_steps,
             schedule=config.lr_scheduler_type,
@@ -380,19 +394,19 @@ class Trainer:
                 (total * (self.world / divisor)).backward()  # DDP averages over workers
             for name, value in {"loss": total.detach(), **metrics}.items():
                 sums[name] = sums.get(name, 0) + value.float()
-        norms = [
-            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm or float("inf"))
-            for parameters in self.policy.parts()
-        ]
-        norm = torch.stack(norms).norm()
+        norm = nn.utils.get_total_norm([p.grad for p in self.policy.parameters() if p.grad is not None])
         if not torch.isfinite(norm):
             raise UserError(
                 f"step {self.step}: expected a finite gradient, got norm {norm.item()}; lower the learning "
                 "rate, or check the rewards (manifest.json has those of logs, rollouts/ those of online)"
             )
+        most = config.max_grad_norm or float("inf")
+        nn.utils.clip_grad_norm_(self.policy.lm.parameters(), most)
+        if self.step < self.warmup_steps:
+            nn.utils.clip_grad_norm_(self.policy.values(), most)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return sums, norm.detach(), rate
+        return sums, norm, rate
 
     def _planned_updates(self) -> int:
         """Those of num_train_epochs; by default at least as many as what begins here, a model or its values,
@@ -413,6 +427,9 @@ class Trainer:
         learned from."""
         if not self.policy.method.measures:
             return
+        if self.policy.method.uses_prior and self.policy.has_latents:  # what it says depends on the noise
+            for batch in batches:
+                batch.prior_logp = self.objective.prior_logp(batch)
         measured = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
         measured = self._sum_over_workers(measured)
         for batch in batches:
@@ -463,7 +480,18 @@ class Trainer:
             proposed = [self._proposals[offset + i] for i in indices]
             batch.proposals = torch.from_numpy(np.concatenate([proposal.features for proposal in proposed]))
             batch.proposal_logp = torch.from_numpy(np.concatenate([proposal.logp for proposal in proposed]))
+        if self.policy.has_latents and not self.policy.method.proposals:  # those were valued at the means
+            batch.noise = self._noise(indices, offset)
         return batch.to(self.device)
+
+    def _noise(self, indices: Sequence[int], offset: int) -> Tensor:
+        """(B,) seeds of the rows' latents: new ones in each update, whichever worker reads a row, and the
+        same ones in every evaluation."""
+        of_step = torch.tensor([self.config.seed]) if offset else self._step_seed()
+        return latent_seeds(derived(of_step, torch.tensor(list(indices)) + offset))
+
+    def _step_seed(self) -> Tensor:
+        return derived(torch.tensor([self.config.seed]), self.step + 1)
 
     def _propose(self) -> list[Proposals]:
         """What the LM, as it is before training, answers to every context. It stays so: methods that ask for
@@ -532,7 +560,7 @@ class Trainer:
         every = self.config.reward_spread == "every_token"
         tokens = [row.assistant.sum() / len(row.rewards) if every else 1.0 for row in self.train_rows]
         returns = max(
-            float(np.nanmax(np.abs(to_go(row.rewards.astype(np.float64))), initial=0.0)) * n
+            float(np.nanmax(np.abs(row.returns), initial=0.0)) * n
             for row, n in zip(self.train_rows, tokens, strict=True)
         )
         reward = max(float(np.nanmax(np.abs(row.rewards), initial=0.0)) for row in self.train_rows)
@@ -776,11 +804,7 @@ class Trainer:
 
 def _shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:
     """The rows with `shift` added to every known reward."""
-    return (
-        rows
-        if not shift
-        else [replace(row, rewards=(row.rewards + shift).astype(np.float32)) for row in rows]
-    )
+    return rows if not shift else [row.with_rewards(lambda rewards: rewards + shift) for row in rows]
 
 
 def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
@@ -790,7 +814,7 @@ def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
     Where only last replies have a reward, it is that of the conversation and the replies before it earned 0;
     anywhere else a missing reward is one that nobody gave.
     """
-    rated = [~np.isnan(row.rewards) for row in train_rows]
+    rated = [~np.isnan(row.all_rewards) for row in train_rows]
     if any(row_rated[:-1].any() for row_rated in rated) or not any(
         len(row_rated) > 1 and row_rated[-1] for row_rated in rated
     ):
@@ -801,32 +825,23 @@ def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
             "earned 0",
             stacklevel=3,
         )
-    return [
-        row if np.isnan(row.rewards[-1:]).any() else replace(row, rewards=np.nan_to_num(row.rewards))
-        for row in rows
-    ]
+    return [row if np.isnan(row.all_rewards[-1:]).any() else row.with_rewards(np.nan_to_num) for row in rows]
 
 
 def _in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
     """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided
     by it and rounded once."""
-    return (
-        rows
-        if unit == 1
-        else [
-            replace(row, rewards=(row.rewards.astype(np.float64) / unit).astype(np.float32)) for row in rows
-        ]
-    )
+    return rows if unit == 1 else [row.with_rewards(lambda rewards: rewards / unit) for row in rows]
 
 
 def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
-    """(standard deviation, mean) of what followed each reply to the end of its row, undiscounted; what has no
-    known reward counts nothing.
+    """(standard deviation, mean) of what followed each reply to the end of its conversation, undiscounted;
+    what has no known reward counts nothing.
 
     The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where
     all returns are equal it is their size, or 1 when they are 0.
     """
-    returns = np.concatenate([to_go(row.rewards.astype(np.float64)) for row in rows])
+    returns = np.concatenate([to_go(row.all_rewards.astype(np.float64))[: len(row.rewards)] for row in rows])
     returns = returns[~np.isnan(returns)]
     spread, level = (float(returns.std()), float(returns.mean())) if len(returns) else (0.0, 0.0)
     if spread <= 1e-6 * abs(level):
@@ -868,7 +883,8 @@ def _may_leave_parameters_out(policy: Policy) -> bool:
     """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when
     the cloning term is off, say."""
     config = policy.model_config
-    return policy.method.skips_parameters or config.detach_q or config.detach_v or config.detach_lm
+    detached = config.detach_q or config.detach_v or config.detach_lm
+    return policy.is_hierarchical or policy.method.skips_parameters or detached
 
 
 def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:

@@ -6,7 +6,9 @@
 A step of the run is one such round. All that happens in it follows from (seed, step) and the weights, so a
 run that was killed and resumed is the run that was not. Tokens are learned from as they were drawn
 (data/rollout.py); sums of losses are divided by the episodes of the whole step of the optimizer, whatever the
-micro-batches. Everything else is the loop of offline learning (training/loop.py).
+micro-batches. Of several learners the first one plays, or has actors play, for all; the rows to look at and
+the episodes of each step of the optimizer are shared out. Everything else is the loop of offline learning
+(training/loop.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_dialog.data.batch import Batch, collate
@@ -71,7 +74,8 @@ class OnlineSettings:
     weight_decay: float = 0.0
     """weight decay of AdamW, on matrices only"""
     max_grad_norm: float = 1.0
-    """clip the norm of the gradient, of the language model and of the values apart; 0 does not clip"""
+    """clip the norm of the language model's gradient, and during the warm-up that of the values; 0 does not
+    clip"""
     bf16: bool = False
     """bfloat16 autocast while learning (weights, values and the optimizer stay float32)"""
     value_unit: float = 0.0
@@ -112,6 +116,11 @@ class Sample:
     advantages: np.ndarray
     weights: np.ndarray
     value_targets: np.ndarray
+    # Of each of its R replies, where the method chooses their latents:
+    latents: np.ndarray | None = None  # (R, Z) float32
+    latent_behaviour_logp: np.ndarray | None = None
+    latent_prior_logp: np.ndarray | None = None
+    latent_advantages: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,10 @@ class Said:
     prior_logp: np.ndarray  # (n,)
     values: np.ndarray  # (n,) in units of value; 0 without a value head
     last_value: float  # of the state behind the row, where the conversation goes on
+    # Where the method chooses latents, of the R replies:
+    latents: np.ndarray | None = None  # (R, Z) float32
+    latent_logp: np.ndarray | None = None  # (R,)
+    latent_prior_logp: np.ndarray | None = None  # (R,)
 
 
 class OnlineObjective(Objective):
@@ -148,6 +161,16 @@ class OnlineObjective(Objective):
         """(N,) what the prior says, at the same temperature."""
         scores = self._prior[0].prior_scores(batch)
         return -scores.scaled(1 / self.temperature).nll(batch.actions)[1]
+
+    def latents(self, batch: Batch, out: Outputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each reply, where the method chooses latents: the one that was drawn (R, Z), its log-density
+        (R,), and that under the prior (R,), or the same where each net draws its own. The batch gets them."""
+        batch.latents = out.drawn
+        if not self.policy.method.holds_latents:
+            return out.drawn, out.latent_logp, out.latent_logp
+        batch.reply_noise = None
+        (prior,) = self._prior[0].members
+        return out.drawn, out.latent_logp, prior.outputs(batch).latent_logp
 
 
 class OnlineTrainer(Trainer):
@@ -200,19 +223,22 @@ class OnlineTrainer(Trainer):
         self.metric, self.sign = self._selection_metric()
         frozen = prior.to(self.device) if prior else self.policy
         self.objective = OnlineObjective(self.policy, frozen, temperature)
+        self.learning: nn.Module = self.objective  # what gradients are of: of several learners their sum
 
     def _train(self, objective: nn.Module, log: Logger | None) -> dict[str, float]:
         """From where it is to the last step; returns the last metrics."""
+        self.learning = objective
         metrics: dict[str, float] = {}
         if self.step == 0 and self.evaluate:
             metrics = self._evaluation()
-            log.log(0, metrics)
+            if log:
+                log.log(0, metrics)
         while self.step < self.total_steps:
             began = time.perf_counter()
             self.policy.eval()  # dropout would make another policy of the one that played
             if self.versions is not None:
                 self.versions.remember(self.step, self.policy)
-            rollouts = self.play(self.policy, self.tokenizer, self.step)
+            rollouts = self._played()
             played = time.perf_counter() - began
             figures = figures_of(rollouts) | self._learn(
                 [each for each in rollouts if each.total is not None]
@@ -228,9 +254,17 @@ class OnlineTrainer(Trainer):
             }
             if self._due(self.config.logging_steps):
                 metrics = figures
-                log.log(self.step, metrics)
+                if log:
+                    log.log(self.step, metrics)
             metrics |= self._evaluate_and_save(log)
         return metrics
+
+    def _played(self) -> Sequence[Rollout]:
+        """The episodes of this step, which the first learner gives to all."""
+        rollouts = [self.play(self.policy, self.tokenizer, self.step) if self.rank == 0 else None]
+        if self.world > 1:
+            dist.broadcast_object_list(rollouts, src=0)
+        return rollouts[0]
 
     def _learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The updates of a round, and their metrics: means over decisions."""
@@ -244,23 +278,26 @@ class OnlineTrainer(Trainer):
             self._set_unit(np.array([rollout.total for rollout in rollouts]))
         said, experiences = self._experiences(rollouts)
         episodes = self._samples(rollouts, said, experiences)
-        if self._due(self.eval_steps) or self.step in (0, self.total_steps - 1):
+        if self.rank == 0 and (self._due(self.eval_steps) or self.step in (0, self.total_steps - 1)):
             self._show(rollouts, episodes)
         sums, decisions, rate = self._passes(episodes)
         self.step += 1
         ratios = np.concatenate([each.log_ratio for each in experiences])
-        replies = sum(int(each.turn_end.sum()) for each in experiences)
+        replies = sum(each.replies for each in experiences)
+        of_latents = [each.latent_log_ratio for each in experiences if each.latent_log_ratio is not None]
+        latent_kl = float(np.concatenate(of_latents).mean()) if of_latents else 0.0
         gaps = [
             np.abs(each.logp - logp) for a, b in zip(said, rollouts, strict=True)
             for each, logp in zip(a, b.logp, strict=True)
         ]  # fmt: skip
         means = {f"train/{name}": float(value) / decisions for name, value in sums.items()}
-        kl_per_reply, c = float(ratios.sum()) / replies, self.policy.method.c
+        kl_per_reply, c = float(ratios.sum()) / replies + latent_kl, self.policy.method.c
         self._steer(kl_per_reply)
         return means | {
             "train/learning_rate": rate,
             "train/c": c,
             "train/kl_per_reply": kl_per_reply,
+            **({"train/latent_kl_per_reply": latent_kl} if self.policy.method.holds_latents else {}),
             "train/behaviour_gap": float(np.concatenate(gaps).mean()),
             "train/reply_tokens": len(ratios) / replies,
         }
@@ -321,16 +358,21 @@ class OnlineTrainer(Trainer):
     def _experiences(self, rollouts: Sequence[Rollout]) -> tuple[list[list[Said]], list[Experience]]:
         """What is said of every row before anything is learned, and what every episode led to."""
         rows = [row for rollout in rollouts for row in rollout.rows]
-        found: list[Said | None] = [None] * len(rows)
-        for indices in _micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size):
+        found: dict[int, Said] = {}
+        method = self.policy.method
+        parts = list(_micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size))
+        for indices in self._mine(parts):
             batch = collate([rows[i] for i in indices]).to(self.device)
             with self._autocast():
                 out = self.objective.outputs(batch)
                 logp = -out.lm.nll(batch.actions)[1]
+                chosen = self.objective.latents(batch, out) if method.chooses_latents else ()
                 prior = self.objective.prior_logp(batch)
             v = torch.zeros(len(batch.states)) if out.v is None else out.v
             logp, prior, v = (each.double().cpu().numpy() for each in (logp, prior, v))
             owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
+            of_reply = batch.rows[batch.turn_end].cpu().numpy()
+            chosen = [each.cpu().numpy() for each in chosen]
             for place, i in enumerate(indices):
                 mine, after = owner[: batch.decisions] == place, owner[batch.decisions :] == place
                 tail = v[batch.decisions :][after]
@@ -339,11 +381,21 @@ class OnlineTrainer(Trainer):
                     prior[mine],
                     v[: batch.decisions][mine],
                     float(tail[0]) if len(tail) else 0.0,
+                    *(each[of_reply == place] for each in chosen),
                 )
-        remaining = iter(found)
+        found = self._of_all_learners(found)
+        remaining = (found[i] for i in range(len(rows)))
         said = [[next(remaining) for _ in rollout.rows] for rollout in rollouts]
         unit = self.policy.value_unit
         return said, [_experience(*pair, unit) for pair in zip(rollouts, said, strict=True)]
+
+    def _of_all_learners(self, found: dict[int, Said]) -> dict[int, Said]:
+        """What all of them have found."""
+        if self.world == 1:
+            return found
+        theirs: list[Any] = [None] * self.world
+        dist.all_gather_object(theirs, found)
+        return {i: said for part in theirs for i, said in part.items()}
 
     def _samples(
         self, rollouts: Sequence[Rollout], said: Sequence[Sequence[Said]], experiences: Sequence[Experience]
@@ -360,11 +412,14 @@ class OnlineTrainer(Trainer):
             )
             samples = zip(rollout.rows, rollout.logp, of_rows, *numbers, strict=True)
             episodes.append([Sample(row, mu, own.logp, own.prior_logp, *of) for row, mu, own, *of in samples])
+        if method.chooses_latents:
+            above = method.latent_advantages(experiences)
+            episodes = [_with_latents(*each) for each in zip(episodes, said, above, strict=True)]
         return episodes
 
-    def _passes(self, episodes: Sequence[Sequence[Sample]]) -> tuple[dict[str, Tensor], int, float]:
-        """The steps of the optimizer of a round; the sums of their metrics, over how many decisions, and the
-        learning rate."""
+    def _passes(self, episodes: Sequence[Sequence[Sample]]) -> tuple[dict[str, Tensor], float, float]:
+        """The steps of the optimizer of a round; the sums of their metrics over all learners, over how many
+        decisions, and the learning rate."""
         rng = np.random.default_rng((self.config.seed, self.step))
         torch.manual_seed(int(rng.integers(1 << 62)))
         sums: dict[str, Tensor] = {}
@@ -372,25 +427,38 @@ class OnlineTrainer(Trainer):
         for _ in range(self.passes):
             order = rng.permutation(len(episodes))
             for part in np.array_split(order, min(self.parts, len(order))):
-                batches = list(self._batches([sample for i in part for sample in episodes[i]]))
-                count = sum(batch.decisions for batch in batches)
-                batches += self._logged_batches(len(part), number)
-                found, norm, rate = self._descend(self.objective, batches, len(part))
+                # Where episodes are fewer than learners, each one learns from all of them, for its share.
+                few = len(part) < self.world
+                mine, divisor = (part, len(part) * self.world) if few else (self._mine(part), len(part))
+                batches = list(self._batches([sample for i in mine for sample in episodes[i]]))
+                own = sum(batch.decisions for batch in batches)
+                count = float(self._sum_over_workers(torch.tensor(float(own), device=self.device)))
+                # Learners add up at the last batch: one of episodes, in which all parameters have a part.
+                batches = [*self._logged_batches(len(part), number, whole=few), *batches]
+                found, norm, rate = self._descend(self.learning, batches, divisor)
                 if "supervised_nll" in found:  # a mean over logged tokens, not over what was played
-                    found["supervised_nll"] *= count / (self.config.supervised_weight * len(part))
-                for name, value in (found | {"grad_norm": norm * count}).items():
+                    found["supervised_nll"] *= count / (self.config.supervised_weight * divisor)
+                for name, value in (found | {"grad_norm": norm * own}).items():
                     sums[name] = sums.get(name, 0) + value
                 decisions, number = decisions + count, number + 1
-        return sums, decisions, rate
+        return {name: self._sum_over_workers(value) for name, value in sums.items()}, decisions, rate
 
-    def _logged_batches(self, episodes: int, number: int) -> Iterator[Batch]:
+    def _mine(self, indices: Sequence[int]) -> Sequence[int]:
+        """This learner's share."""
+        return indices[self.rank :: self.world]
+
+    def _logged_batches(self, episodes: int, number: int, *, whole: bool) -> Iterator[Batch]:
         """Micro-batches of as many logged rows as episodes, for step `number` of the optimizer in this round.
         The step's losses are divided by its episodes; those of logged tokens by how many so many rows have on
-        average, so that a token weighs the same whichever rows it meets."""
+        average, so that a token weighs the same whichever rows it meets.
+
+        whole: all of them, not this learner's share.
+        """
         if not self.logged:
             return
         rng = np.random.default_rng((self.config.seed, self.step, number, LOGGED))
-        rows = [self.logged[i] for i in rng.integers(len(self.logged), size=episodes)]
+        drawn = rng.integers(len(self.logged), size=episodes)
+        rows = [self.logged[i] for i in (drawn if whole else self._mine(drawn))]
         for indices in _micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size):
             batch = collate([rows[i] for i in indices], pad_id=self.tokenizer.pad_token_id or 0)
             # _descend divides by the episodes, of which there are as many as rows
@@ -405,8 +473,12 @@ class OnlineTrainer(Trainer):
             chosen = [samples[i] for i in indices]
             batch = collate([sample.row for sample in chosen], pad_id=self.tokenizer.pad_token_id or 0)
             for name in Sample.__dataclass_fields__.keys() - {"row"}:
-                values = np.concatenate([getattr(sample, name) for sample in chosen]).astype(np.float32)
-                setattr(batch, name, torch.from_numpy(values))
+                values = [getattr(sample, name) for sample in chosen]
+                if values[0] is not None:
+                    setattr(batch, name, torch.from_numpy(np.concatenate(values).astype(np.float32)))
+            batch.round = self.step
+            if self.policy.method.holds_latents:
+                batch.reply_noise = None
             yield batch.to(self.device)
 
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
@@ -490,9 +562,37 @@ def _experience(rollout: Rollout, said: Sequence[Said], unit: float) -> Experien
     )
     # Only where the episode was cut off is its last row's end a state of its own.
     last = said[-1].last_value if rollout.rows[-1].truncated else 0.0
+    turn_end = np.concatenate(ends)
+    ratio, parts = None, {}
+    if said[0].latents is not None:
+        ratio = np.concatenate([each.latent_logp - each.latent_prior_logp for each in said], dtype=np.float64)
+    for name, (weight, earned) in rollout.parts.items():
+        parts[name] = weight, np.zeros(len(turn_end))
+        parts[name][1][turn_end] = earned / unit
     return Experience(
-        rollout.group, np.concatenate(rewards), np.concatenate(ends), logp - prior, np.append(values, last)
+        rollout.group,
+        np.concatenate(rewards),
+        turn_end,
+        logp - prior,
+        np.append(values, last),
+        ratio,
+        parts,
     )
+
+
+def _with_latents(samples: Sequence[Sample], said: Sequence[Said], advantages: np.ndarray) -> list[Sample]:
+    """The rows of an episode with what was found of their latents. advantages (R,), of the whole episode."""
+    parts = np.split(advantages, np.cumsum([len(each.latent_logp) for each in said])[:-1])
+    return [
+        replace(
+            sample,
+            latents=own.latents,
+            latent_behaviour_logp=own.latent_logp,
+            latent_prior_logp=own.latent_prior_logp,
+            latent_advantages=part,
+        )
+        for sample, own, part in zip(samples, said, parts, strict=True)
+    ]
 
 
 def _micro_batches(rows: Sequence[Row], indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.policy import LATENTS, ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import proper_weights
 from rl_dialog.training.logger import check_tracker, write_note
 from rl_dialog.training.loop import Evaluate, Trainer, TrainerConfig
@@ -56,7 +57,7 @@ def check_run(run: TrainingRun) -> None:
         name = method_name(run.method)
         raise UserError(
             f"--method {name} learns from episodes that the policy plays itself, not from logs: clone them "
-            f"first, then python -m pipelines.online --checkpoint RUN --env NAME --method {name}"
+            f"first, then python -m pipelines.online --model_name_or_path RUN --env NAME --method {name}"
         )
     load_manifest(run.data)
     if (run.prior or run.prior_weights) and not run.method.uses_prior:
@@ -111,7 +112,7 @@ def train_run(
     notes: list[str] = []
     with room_for(output_dir):
         trainer = load_trainer(run, output_dir, notes, device=device, evaluate=evaluate, report=report)
-        with _noting(notes, output_dir):
+        with noting(notes, output_dir):
             result = trainer.train()
         result |= {"notes": notes} if notes else {}
         if trainer.rank == 0:
@@ -141,7 +142,7 @@ def load_trainer(
     rows = [list(read_rows(run.data, split)) for split in ("train", "validation")]
     trainer_settings = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
     notes += notes_before(run, measured=evaluate is not None)
-    with _noting(notes, output_dir):
+    with noting(notes, output_dir):
         if run.method.uses_prior:
             started = (output_dir / "latest").is_file()
             averaged = {"checkpoints": run.prior, "weights": run.prior_weights, "started": started}
@@ -161,7 +162,7 @@ def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:
 
 
 @contextmanager
-def _noting(notes: list[str], directory: Path) -> Iterator[None]:
+def noting(notes: list[str], directory: Path) -> Iterator[None]:
     """Collects the warnings of the block, given as ever, and writes them where `following` reads."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
@@ -178,12 +179,22 @@ def _noting(notes: list[str], directory: Path) -> Iterator[None]:
         yield
 
 
+def _is_hierarchical(model: ModelConfig) -> bool:
+    """Of a model that transformers does not know by itself."""
+    if not model.model_name_or_path:
+        return model.family in LATENTS
+    config = Path(resolve(model.model_name_or_path)) / "config.json"
+    return config.is_file() and json.loads(config.read_text("utf-8"))["model_type"] == "hierarchical"
+
+
 def model_card(run: TrainingRun, name: str) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it."""
     manifest = load_manifest(run.data)
     components = manifest["rewards"]["components"]
     weights = {reward: row["weight"] for reward, row in components.items() if row["weight"]}
     plain = "the same logits" if run.method.plain_lm else "the language model without its value heads"
+    if _is_hierarchical(run.model):
+        plain += ", after `import rl_dialog.models.hierarchical`"
     return f"""# {name}
 
 A dialog policy trained with `{method_name(run.method)}` by rl_dialog.

@@ -270,7 +270,7 @@ def test_answers_survive_a_network_that_fails(labels, sit_down):
     ann.says(KEPT)
     ann.saved(3)
     assert lost == [200, 200] and not ann.page.get_by_text(KEPT).is_visible()
-    assert labels.log.state() == (3, 0), "sent again, counted once"
+    assert labels.log.state() == (3, 0, 0), "sent again, counted once"
 
     ann.ready()
     ann.page.context.set_offline(True)
@@ -311,7 +311,7 @@ def test_undo_in_a_hurry(labels, sit_down):
     for key in ("l", "u", "r", "r"):
         ann.press(key)
     eventually(lambda: labels.log.counts()["revoked"] == 1 and ann.ready() == pair)
-    assert labels.log.state() == (1, 1)
+    assert labels.log.state() == (1, 1, 0)
     ann.answer("R")
     ann.saved(1)
     (label,) = labels.log.labels()
@@ -382,7 +382,7 @@ def test_replies_are_text_and_nothing_else(labels, sit_down):
     long.focus()
     ann.press("ArrowDown")
     eventually(lambda: long.evaluate("reply => reply.scrollTop") > 0)
-    assert labels.log.state() == (0, 0), "an arrow scrolls what has the focus"
+    assert labels.log.state() == (0, 0, 0), "an arrow scrolls what has the focus"
     ann.press("r")
     ann.saved(1)
     (label,) = labels.log.labels()
@@ -399,7 +399,7 @@ def test_by_tab_and_by_mouse(labels, sit_down):
     ann.page.get_by_role("heading", name="Keys").wait_for()
     ann.press("l")
     ann.press("Escape")
-    assert labels.log.state() == (0, 0), "keys of a dialog are its own"
+    assert labels.log.state() == (0, 0, 0), "keys of a dialog are its own"
     for _ in range(12):
         ann.press("Tab")
         if ann.button("Equal").evaluate(
@@ -419,7 +419,7 @@ def test_by_tab_and_by_mouse(labels, sit_down):
     ann.press("Control+l")
     ann.page.evaluate("dispatchEvent(new KeyboardEvent('keydown', {key: 'l', repeat: true}))")
     ann.page.wait_for_timeout(100)
-    assert labels.log.state() == (3, 0), "a key that is held down is one answer"
+    assert labels.log.state() == (3, 0, 0), "a key that is held down is one answer"
     ann.button("You and your labels").click()
     ann.page.get_by_role("heading", name="ann").wait_for()
     numbers = ann.page.locator("#me-numbers").inner_text().split("\n")
@@ -507,7 +507,7 @@ def test_on_a_phone(labels, sit_down, width):
 def test_the_numbers_of_the_run(labels, sit_down):
     labels.ask(2)
     (labels.folder / "status.json").write_text('{"labels_wanted": 12, "label_budget": 4}')
-    ann = sit_down("ann", labels.url())
+    ann = sit_down("ann", labels.url(), scopes=("labeller", "operator"))
     ann.says("0 of 4 labels · 12 wanted now")
     ann.answer("l")
     ann.says("1 of 4 labels · 12 wanted now")

@@ -253,3 +253,35 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
             assert [rest.train() for _ in range(3)] == expected[1:] and same(weights(rest), wanted)
     finally:
         ray.shutdown()
+
+
+def test_a_reward_that_nothing_confirms_does_not_move_the_policy():
+    """Pace 0 keeps the policy and trains the values; pace 1 is as without."""
+    with trainer() as paced, trainer() as free:
+        before = weights(paced)
+        paced.pace(0.0)
+        paced.train()
+        after = weights(paced)
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved and all(name.startswith("value") for name in moved)
+    with trainer() as paced, trainer() as free:
+        paced.pace(1.0)
+        paced.train(), free.train()
+        assert same(weights(paced), weights(free))
+
+
+def test_observations_are_taken_in_before_and_after_learning():
+    """What was sampled before there was a reward, and each batch that was learned from; the sampling policy
+    has the same statistics."""
+    policy = ControlPolicy(shape_of(POSITION(1), normalise_observations=True))
+    with trainer(policy=policy) as each:
+        first = each.sample()
+        each.observe(first)
+        seen = np.concatenate([trajectory.observations[:-1] for trajectory in first])
+        trunk = each.policy().trunk
+        assert trunk.count == len(seen)
+        np.testing.assert_allclose(trunk.mean, seen.mean(0), atol=1e-5)
+        assert torch.equal(each.runner.module.network.trunk.mean, trunk.mean)
+        each.train()
+        assert each.policy().trunk.count > len(seen)
+        assert torch.equal(each.runner.module.network.trunk.mean, each.policy().trunk.mean)

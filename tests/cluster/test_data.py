@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import ray
 
 from rl_dialog.cluster.data import connect, errors_of_workers
 from rl_dialog.errors import UserError
+from rl_dialog.run import handling
+
+
+def test_ray_takes_no_signal_from_who_saves_at_it():
+    """Its handler is set before it looks for anything: so also where it finds nothing."""
+
+    def save(*_):
+        raise AssertionError("expected no signal")
+
+    with handling(save, signal.SIGTERM):
+        with pytest.raises(UserError, match="expected a running Ray"), connect("nowhere.invalid"):
+            pass
+        assert signal.getsignal(signal.SIGTERM) is save
 
 
 def test_the_workers_own_error_comes_out_of_rays_wrapper():

@@ -18,6 +18,7 @@ from pipelines import online
 from pipelines.online import OnlineConfig
 from rl_dialog.cluster.data import connect
 from rl_dialog.methods import RLOO
+from tests.envs.chat_server import chat_server
 from tests.evaluation.test_self_play import Bidding
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ def config(checkpoints, tmp_path: Path, cluster) -> OnlineConfig:  # noqa: ANN00
     for path in cluster.iterdir():
         path.unlink()
     return OnlineConfig(
-        checkpoint=checkpoints["bc"], env="vowels_on_actors:Vowels", method=RLOO(c=0.01),
+        model_name_or_path=checkpoints["bc"], env="vowels_on_actors:Vowels", method=RLOO(c=0.01),
         output_dir=str(tmp_path / "online"), groups=4, group_size=3, max_steps=4, warmup_steps=0,
         eval_steps=2, learning_rate=1e-2, env_episodes=4, max_new_tokens=4, report_to="none", quiet=True,
         device="cpu", lr_scheduler_type="constant",
@@ -150,3 +151,57 @@ def test_self_play_on_actors(config, tmp_path, cluster) -> None:  # noqa: ANN001
     )
     alone, actors = ran(config, tmp_path / "0"), ran(config, tmp_path / "2", num_workers=2)
     assert alone == actors
+
+
+def test_actors_talk_with_users_behind_an_endpoint(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """The same bits as this process, the users' words in the log included. A group is one actor's, so its
+    first words are asked for once, as often as here."""
+    people = [{"name": name, "system": f"You are {name}."} for name in ("ada", "bo", "cy")]
+    (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, people)))
+
+    def answer(request: dict) -> str:
+        said = sum(message["role"] == "assistant" for message in request["messages"])
+        return f"I said {said} things, and you {len(request['messages'][-1]['content'])} letters"
+
+    with chat_server(answer) as server:
+        talking = replace(
+            config, env="", users=server.url, personas=str(tmp_path / "people.jsonl"), user_turns=2,
+            rewards={"answer_length": 1.0}, max_steps=3,
+        )  # fmt: skip
+        alone = ran(talking, tmp_path / "0")
+        asked = sorted(json.dumps(request) for request in server.requests)
+        server.requests.clear()
+        assert ran(talking, tmp_path / "2", num_workers=2) == alone
+        assert sorted(json.dumps(request) for request in server.requests) == asked
+    assert b"I said 2 things" in alone[1][0][1]
+
+
+def test_one_learner_on_ray_gives_the_same_bits(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """As a learner in this process, with an actor that plays."""
+    alone = ran(config, tmp_path / "alone")
+    assert ran(config, tmp_path / "learner", num_learners=1, num_workers=1) == alone
+
+
+def test_a_killed_learner_goes_on_without_losing_or_doubling_an_episode(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """Of two the one that plays is killed, once there are two checkpoints; they end with the same bits."""
+    config = replace(config, num_learners=2, save_steps=1, max_steps=5)
+    whole, folder = ran(config, tmp_path / "whole"), tmp_path / "killed"
+    for path in cluster.iterdir():
+        path.unlink()
+    script = [
+        "import pathlib, signal, os, time",
+        f"place, begun = pathlib.Path({str(cluster)!r}), pathlib.Path({str(folder / 'checkpoint-2')!r})",
+        "while not begun.is_dir(): time.sleep(0.02)",
+        "[found] = [p.name for p in place.iterdir()]",
+        "os.kill(int(found), signal.SIGKILL)",
+        "print(found)",
+    ]
+    command = [sys.executable, "-c", "\n".join(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killer:
+        disturbed = ran(config, folder)
+        killed, _ = killer.communicate(timeout=60)
+    played = {path.name for path in cluster.iterdir()}
+    assert killed.strip() in played and len(played) == 2
+    assert disturbed[:2] == whole[:2]
+    episodes = [json.loads(line)["meta"]["episode"] for _, text in disturbed[1] for line in text.splitlines()]
+    assert episodes == list(range(5 * 12))

@@ -58,12 +58,20 @@ def test_pairs_by_the_reply_s_own_reward():
 
 
 def test_pairs_by_what_came_of_it():
-    """ "hello" of a leads to 1 + 0, before that of c is seen; so it still beats "hey" by a half."""
+    """ "hello" leads to 1 + 0 and to 1 + 5, which is 3.5 on average."""
     assert texts(mine_pairs(lambda: DIALOGS, by="to_go"))[:3] == [
-        ("hello", "go away", 2.0),
+        ("hello", "go away", 4.5),
+        ("hello", "hey", 3.0),
         ("hey", "go away", 1.5),
-        ("hello", "hey", 0.5),
     ]
+
+
+def test_a_reply_is_worth_what_it_earned_on_average():
+    """ "hey" had luck the first time and "hello" none: .25 and .75, in whichever order they come."""
+    said = [("hey", 1.0), ("hello", 0.0), *[("hey", 0.0), ("hello", 1.0)] * 3]
+    dialogs = [talk(str(i), "hi", reply) for i, reply in enumerate(said)]
+    for order in (dialogs, dialogs[::-1]):
+        assert texts(mine_pairs(order.copy)) == [("hello", "hey", 0.5)]
 
 
 def test_margin_and_most_per_context():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,20 @@ def test_replies_that_go_on_stand_in_one_row() -> None:
     batch = collate([row])
     assert batch.actions.tolist() == [1, 2, END, 3, END]
     assert batch.rewards.tolist() == [0, 0, 0.5, 0, 2.0]
+
+
+def test_replies_keep_the_seeds_of_their_latents() -> None:
+    """In whichever row they come to stand, beside others' rows, padded or not; rows without have none."""
+    ids = [([U, 5, END, A], [1, 2, END]), ([U, 5, END, A, 1, 2, END, U, 6, END, A], [3, END])]
+    ids.append(([U, 7, END, A], [4, END]))
+    spoken = [replace(said(*each), latent_seed=2**62 + k) for k, each in enumerate(ids)]
+    rows, _ = rollout_rows(spoken, [0.0, 1.0, 2.0], truncated=False)
+    assert [row.latent_seeds.tolist() for row in rows] == [[2**62, 2**62 + 1], [2**62 + 2]]
+    batch = collate([rows[1], rows[0]])
+    assert batch.reply_noise.tolist() == [2**62 + 2, 2**62, 2**62 + 1]
+    assert batch.rewards[batch.turn_end].tolist() == [2.0, 0.0, 1.0]
+    plain, _ = rollout_rows([said(*each) for each in ids], [0.0, 1.0, 2.0], truncated=False)
+    assert not any(len(row.latent_seeds) for row in plain) and collate(plain).reply_noise is None
 
 
 def test_an_end_that_was_appended_is_read_and_not_trained() -> None:

@@ -132,7 +132,7 @@ def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format": "rl_dialog.data", "version": 99}', "expected version 2 of the data format, got 99"),
+        ('{"format": "rl_dialog.data", "version": 99}', "expected version 3 of the data format, got 99"),
         ('{"format": "rl_dialog.data", "version": 1}', "got 1; .*the reward 0 for replies that have none"),
         ('{"format": "other"}', "one of another program"),
         ("[1]", "one of another program"),

@@ -602,6 +602,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(store_url, rounds):
     store.close()
 
 
+@pytest.mark.slow
 def test_a_user_is_deleted_while_chats_go_on(store):
     stop, problems = threading.Event(), []
 

@@ -399,7 +399,7 @@ def test_a_long_dialog_has_the_rows_of_its_prefixes(tokenizer, chatml, monkeypat
                 assert len(rows) == len(wanted)
                 for row, other in zip(rows, wanted, strict=True):
                     assert all(
-                        np.array_equal(getattr(row, name), getattr(other, name), equal_nan=name == "rewards")
+                        np.array_equal(getattr(row, name), getattr(other, name), equal_nan="rewards" in name)
                         for name in vars(row)
                     )
 
@@ -615,12 +615,26 @@ def test_windows_of_random_dialogs(tokenizer, seed):
         ]
         assert all(len(row.input_ids) <= limit and not row.assistant[0] for row in rows)
         assert [row.truncated for row in rows] == [True] * (len(rows) - 1) + [made.truncated]
+        earned = [float(reward) for row in rows for reward in row.rewards]
+        lengths = [len(reply) for row in rows for reply in replies_of(row)]
+        for n, row in enumerate(rows):
+            first, behind = sum(len(r.rewards) for r in rows[:n]), sum(len(r.rewards) for r in rows[: n + 1])
+            assert row.later_rewards.tolist() == earned[behind:]
+            assert row.later_tokens.tolist() == lengths[behind:] and row.later_done == (not made.truncated)
+            assert row.returns.tolist() == pytest.approx([sum(earned[k:]) for k in range(first, behind)])
         whole = by_hand(tokenizer, messages, prompt=made.truncated)
         lead = len(by_hand(tokenizer, [m for m in messages if m["role"] == "system"]))
         for row in rows:
             ids = row.input_ids.tolist()
             kept = lead if lead and ids[:lead] == whole[:lead] else 0
             assert position(whole, ids[kept:]) >= 0
+
+
+def replies_of(row):
+    """The tokens of each reply."""
+    return [
+        row.input_ids[start : end + 1] for start, end in zip(row.reply_starts, row.reply_ends, strict=True)
+    ]
 
 
 def position(whole, part):

@@ -121,7 +121,7 @@ PASSING = {
     "no choices": lambda: Raw('{"error": {"message": "overloaded"}}'),
     "a list": lambda: Raw("[1]"),
     "nested": lambda: Raw("[" * 100_000),
-    "late": lambda: Raw(_drip(b"{", 0.1)),
+    "late": lambda: Raw(_drip(b"{", 0.2)),
     "endless": lambda: Raw(iter([b" " * (1 << 20)] * 5)),
     "cut short": lambda: Raw("{", content_length="100"),
 }
@@ -138,7 +138,7 @@ def test_what_may_pass_is_asked_again_and_then_is_a_failed_episode(name: str) ->
     wrong = PASSING[name]
     answers = iter([wrong(), "hello", wrong(), wrong(), wrong()])
     with chat_server(lambda request: next(answers)) as server:
-        talk = users(server.url, seconds=0.35)()
+        talk = users(server.url, seconds=1.5 if name == "late" else 30.0)()
         messages, told = talk.reset(seed=0)
         assert messages == [{"role": "user", "content": "hello"}]
         assert told["meta"]["user"]["said"][0]["tries"] == 2
@@ -207,14 +207,16 @@ def echo(tables) -> list[Reply]:  # noqa: ANN001
 def test_users_are_waited_for_together_and_the_order_stays() -> None:
     """As many at a time as asked for, no more; what comes of each is what comes of it alone. One whose
     requests are refused fails by itself."""
-    lock, running, most = threading.Lock(), [0], [0]
+    here, running, most = threading.Condition(), [0], [0]
 
     def answer(request):  # noqa: ANN001, ANN202
-        with lock:
+        with here:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        time.sleep(0.03)
-        with lock:
+            here.notify_all()
+            here.wait_for(lambda: most[0] >= 4, timeout=20)
+        time.sleep(0.01)
+        with here:
             running[0] -= 1
         if "Eve" in request["messages"][0]["content"]:
             return Raw("no such model", 404)

@@ -154,6 +154,25 @@ def test_fits_are_deterministic_and_leave_the_global_stream_alone(chain):
     assert not all(torch.equal(found[0][name], found[2][name]) for name in found[0])
 
 
+def test_a_decision_weighs_the_same_beside_few_rows(make_row):
+    """One of 33 rows earned 33, and it is the only one of its piece."""
+    rows = [*[make_row([START, A], [(1, 1, 0.0)])] * 32, make_row([START, A], [(1, 1, 33.0)])]
+    pieces = [tabular(part, {START: [1.0, 0.0, 0.0, 0.0]}) for part in (rows[:32], rows[32:])]
+    q = fit(pieces, plain, FQE(steps=600))
+    assert evaluate_q(q, pieces, plain).first == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("heads", ["lowrank", "mlp"])
+@pytest.mark.parametrize(("scale", "offset"), [(1e-4, 0.0), (1e4, 0.0), (1.0, -500.0)])
+def test_fitted_q_does_not_depend_on_the_unit_of_rewards(make_row, heads, scale, offset):
+    """A earns 1, B -1 or 3: half of each is worth 1."""
+    said = [(A, 1.0), (B, -1.0), (B, 3.0)]
+    rows = [make_row([START, action], [(1, 1, scale * reward + offset)]) for action, reward in said]
+    piece = tabular(rows, {START: [0.5, 0.5, 0.0, 0.0]})
+    q = fit([piece], plain, FQE(steps=300, heads=heads))
+    assert (evaluate_q(q, [piece], plain).first - offset) / scale == pytest.approx(1.0, abs=0.01)
+
+
 @pytest.mark.parametrize("change", [{"steps": 0}, {"alpha": 0.0}, {"learning_rate": -1.0}, {"dialogs": -1}])
 def test_settings_without_sense(change):
     with pytest.raises(UserError, match="--fqe: expected steps"):

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from rl_dialog.evaluation.intervals import difference, estimate
-from rl_dialog.evaluation.reply_judges import calibration, choice_measures, log_odds_measures, pair_accuracy
+from rl_dialog.evaluation.reply_judges import (
+    calibration,
+    choice_measures,
+    log_odds_measures,
+    not_surely_better,
+    pair_accuracy,
+)
 from rl_dialog.models.reward_model import preference_loss
 
 
@@ -91,3 +97,11 @@ def test_judges_are_compared_on_the_same_conversations():
         pair_accuracy(sign * np.array([1.0, 1, 1, 1, -1]), np.zeros(5), preferred, unit) for sign in (1, -1)
     )
     assert difference([good], [bad]).value == 1
+
+
+def test_the_judges_that_may_be_as_good_are_named():
+    """Those over whom the interval of the advantage reaches 0."""
+    advantage = {"words": {"accuracy": [0.03, -0.01, 0.08]}, "longer reply": {"accuracy": [0.2, 0.1, 0.3]}}
+    advantage |= {"none": {}, "unknown": {"accuracy": None}, "better": {"accuracy": [0.1, None, None]}}
+    advantage |= {"equal": {"accuracy": [0.0, None, None]}}
+    assert not_surely_better({"advantage": advantage}) == ["words", "equal"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.sweep import Trial, _trained_change, headline_of, rank
+from rl_dialog.evaluation.sweep import Trial, _trained_change, _warned, headline_of, rank
 
 SWEEP = SimpleNamespace(
     metric="eval/loss", mode="min", figure="perplexity", seeds=(0, 1), start="--max_steps 1"
@@ -103,3 +103,15 @@ def test_a_mix_changes_by_its_normalised_parts() -> None:
         {"reward/vote": SimpleNamespace(value=0.5), "reward/length": SimpleNamespace(value=0.3)}
     )
     assert _trained_change(point) == pytest.approx(3.7)
+
+
+def test_trials_that_were_over_optimised_while_they_were_watched_are_named() -> None:
+    """By the first step at which it was seen; sweeps whose trials cannot tell say nothing."""
+    calm, wild = trial("calm", 0), trial("wild", 0)
+    assert _warned(SWEEP, rank(SWEEP, [calm])) is None
+    calm.reports[0]["eval/over_optimised"] = 0.0
+    assert _warned(SWEEP, rank(SWEEP, [calm])).notes == ["none"]
+    wild.reports[:] = [
+        {"step": step, "eval/loss": 1.0, "eval/over_optimised": float(step > 5)} for step in (5, 10, 15)
+    ]
+    assert _warned(SWEEP, rank(SWEEP, [calm, wild])).notes == ["wild-seed0: step 10"]

@@ -142,3 +142,31 @@ def test_a_file_without_a_space_and_a_misspelt_halving_are_refused(tmp_path) -> 
         read_sweep(written(tmp_path, space={}))
     with pytest.raises(ConfigError, match="halving: expected factor, grace, got graze"):
         read_sweep(written(tmp_path, halving={"graze": 2}))
+
+
+ONLINE = {"train": None, "online": "--env small_talk", "space": {"method.c": [0.1, 0.5]}}
+
+
+def test_trials_of_a_sweep_learn_from_logs_or_from_what_they_play(tmp_path: Path) -> None:
+    found = read_sweep(written(tmp_path, **ONLINE))
+    assert (found.verb, found.flags) == ("online", "--env small_talk")
+    assert read_sweep(written(tmp_path)).verb == "train"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "--max_steps 3"}, "expected either train or online, .*got both"),
+        ({"start": None}, "online: expected start, flags of the bc"),
+        ({"space": {"prepare.rewards.vote": [1, 2]}}, r"vote changes data, .*\{data\} among the flags"),
+    ],
+)
+def test_what_trials_of_online_cannot_be_is_said(tmp_path: Path, changes, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(written(tmp_path, **ONLINE | changes))
+
+
+def test_data_of_a_mix_may_be_what_trials_reply_to(tmp_path: Path) -> None:
+    space = {"prepare.rewards.vote": [1, 2]}
+    online = "--contexts {data} --rewards.question 1"
+    assert read_sweep(written(tmp_path, **ONLINE | {"online": online, "space": space})).space == space

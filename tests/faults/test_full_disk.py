@@ -216,7 +216,10 @@ def test_prepare(made: Path, disk: Path, left: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("left", "checkpoints"), [(100_000, []), (2_200_000, ["checkpoint-2"])])
+@pytest.mark.parametrize(
+    ("left", "checkpoints"),
+    [pytest.param(100_000, [], marks=pytest.mark.long), (2_200_000, ["checkpoint-2"])],
+)
 def test_train(made: Path, disk: Path, left: int, checkpoints: list[str]) -> None:
     from pipelines import train
 
@@ -237,7 +240,10 @@ def _note_and_fail(config: Path, error: Exception) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("error", "tries"), [(NoRoom("no room"), 1), (RuntimeError("died"), 2)])
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [(NoRoom("no room"), 1), pytest.param(RuntimeError("died"), 2, marks=pytest.mark.long)],
+)
 def test_only_what_may_go_well_again_is_tried_again(made: Path, tmp_path: Path, error, tries: int) -> None:
     from rl_dialog.cluster.train import WorkerGroup, fit
 

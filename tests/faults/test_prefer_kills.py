@@ -218,12 +218,12 @@ def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
 def test_a_role_that_is_slow_gets_more_time_than_before():
     role = Role("learner", dict)
     starting = role.patience
-    role.pid = 1
+    role.is_made = True
     running = role.patience
     assert (starting, running) == (120, 10)
     role.silences += 1
     assert role.patience == 2 * running
-    role.pid, role.restarts = 0, 50  # others of its kind were killed: that is no sign of slowness
+    role.is_made, role.restarts = False, 50  # others of its kind were killed: that is no sign of slowness
     assert role.patience == 2 * starting
     role.silences = 100
     assert role.patience <= 32 * 60  # never for ever

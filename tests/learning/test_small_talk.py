@@ -48,7 +48,7 @@ METHODS = {
         "--learning_rate 2e-3"
     ),
 }
-OFTEN = ("tf_top", "ilql", "mc", "psi", "dpo")  # one of each kind; the others are `long`
+OFTEN = ("ilql", "psi", "dpo")  # values, KL-control and pairs; the others are `long`
 ABOVE_CLONE_ONLY = (
     "dpo",
     "way_off_policy",

@@ -1,12 +1,15 @@
 """Discounts, the expectile and log-ratios, by hand."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
 from rl_dialog.methods import scores
-from rl_dialog.methods.backup import discounts, expectile, log_ratios, minimum
+from rl_dialog.methods.backup import discounts, expectile, following, log_ratios, minimum, returns
 from rl_dialog.methods.scores import Dense, Linear
 
 
@@ -30,6 +33,31 @@ def test_a_truncated_conversation_is_discounted_and_not_ended(make_row):
     batch = collate([make_row([9, 1, 2, 9], [(1, 2, 0.0)], truncated=True)])
     torch.testing.assert_close(discounts(batch, 0.9, "token"), torch.tensor([0.9, 0.9]))
     torch.testing.assert_close(discounts(batch, 0.9, "turn"), torch.tensor([1.0, 0.9]))
+
+
+@pytest.mark.parametrize(("per", "behind"), [("token", 0.9**2 * 5 + 0.9**3 * 0.9 * 7), ("turn", 5 + 0.9 * 7)])
+def test_behind_a_cut_stands_what_the_conversation_went_on_to_earn(make_row, per, behind):
+    """Behind the cut a reply of three tokens earns 5 and one of two tokens 7. The second row was cut as well,
+    but nobody rated what followed it; the third was not."""
+    cut = make_row([9, 1, 2, 9], [(1, 2, 0.0)], truncated=True)
+    known, unknown = (
+        replace(
+            cut,
+            later_rewards=np.array(rewards, np.float32),
+            later_tokens=np.array([3, 2], np.int32),
+            later_done=True,
+        )
+        for rewards in ([5, 7], [5, np.nan])
+    )
+    batch = collate([known, unknown, make_row([9, 3], [(1, 1, 0.0)])])
+    values = torch.arange(1.0, len(batch.states) + 1)
+    inside, last = (0.9 if per == "token" else 1.0), 0.9
+    expected = [inside * 2, last * behind, inside * 4, last * 7, 0]
+    torch.testing.assert_close(following(batch, values, 0.9, per), torch.tensor(expected))
+    torch.testing.assert_close(
+        returns(batch, 0.9, per, bootstrap=values),
+        torch.tensor([inside * last * behind, last * behind, inside * last * 7, last * 7, 0]),
+    )
 
 
 def test_gamma_zero_and_one(two_replies):

@@ -48,11 +48,11 @@ def test_a_pair_is_one_context_and_two_replies_of_different_reward(make_row):
         make_row([9, 1], [(1, 1, 0.0)]),
         make_row([9, 2, 2], [(1, 2, 3.0)]),
         make_row([9, 3], [(1, 1, 1.0)]),
-        make_row([9, 1], [(1, 1, 9.0)]),  # the same reply again: its first reward counts
+        make_row([9, 1], [(1, 1, 9.0)]),  # the same reply again: 4.5 on average
         make_row([8, 4], [(1, 1, 5.0)]),
     ]
     assert mined(DPO(), rows) == (
-        [((2, 2), 3.0, (1,), 0.0), ((2, 2), 3.0, (3,), 1.0), ((3,), 1.0, (1,), 0.0)],
+        [((1,), 4.5, (3,), 1.0), ((2, 2), 3.0, (3,), 1.0), ((1,), 4.5, (2, 2), 3.0)],
         0,
     )
 
@@ -69,7 +69,7 @@ def test_the_context_is_all_that_was_said_before(make_row):
 
 
 def test_what_nobody_rated_is_in_no_pair(make_row):
-    """To 9: replies 1 (?, then 4), 2 (1) and 3 (?, then ?). Of equal replies the first rated one counts."""
+    """To 9: replies 1 (?, then 4), 2 (1) and 3 (?, then ?). An unrated reply takes no part in a mean."""
     nan = float("nan")
     rows = [
         make_row([9, 1, 9, 5], [(1, 1, nan), (3, 3, 4.0)]),

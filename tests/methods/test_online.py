@@ -373,7 +373,7 @@ def test_the_entropy_bonus_is_the_entropy(monkeypatch) -> None:  # noqa: ANN001
 
 def test_methods_from_logs_and_online_are_all_there_are() -> None:
     assert FROM_LOGS.keys() | ONLINE.keys() == METHODS.keys() and not FROM_LOGS.keys() & ONLINE.keys()
-    assert list(ONLINE) == ["reinforce", "rloo", "grpo", "ppo"]
+    assert list(ONLINE) == ["reinforce", "rloo", "grpo", "ppo", "vhrl"]
 
 
 def test_who_needs_groups() -> None:

@@ -1,5 +1,7 @@
 """Which replies tf_top learns from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -63,9 +65,16 @@ def test_the_others_are_context_and_no_target(rows):
     torch.testing.assert_close(total, -logits.log_softmax(1)[[0, 1], [1, 2]].sum())
 
 
-def test_equals_are_kept_in_the_order_of_the_data(make_row):
-    rows = [make_row([9, i], [(1, 1, reward)]) for i, reward in enumerate([1.0, 0.0, 1.0, 1.0])]
-    assert [int(row.input_ids[1]) for row in prepare(TFTop(fraction=0.5), rows)] == [0, 2]
+@pytest.mark.parametrize("by", ["reply", "dialog"])
+def test_equals_are_kept_by_lot_a_row_at_a_time(make_row, by):
+    """Forty good rows of two replies, those that say 1 before those that say 2: of the twenty that are kept
+    about half say 1, and most are kept whole."""
+    rows = [make_row([9, i, 9, i], [(1, 1, 1.0), (3, 3, 1.0)]) for i in [1] * 20 + [2] * 20]
+    rows += [make_row([9, 3], [(1, 1, 0.0)])] * 40
+    kept = prepare(TFTop(by=by, fraction=1 / 3), rows)
+    assert [len(row.rewards) for row in kept] == [2] * 20
+    assert 5 <= sum(int(row.input_ids[1]) == 1 for row in kept) <= 15
+    assert [row.input_ids.tolist() for row in kept] == sorted(row.input_ids.tolist() for row in kept)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +153,18 @@ NAN = float("nan")
 )
 def test_the_way_to_judge_follows_from_where_rewards_fall(make_row, dialogs, way):
     assert way_to_judge([outcome(make_row, *rewards) for rewards in dialogs])[0] == way
+
+
+def test_a_dialog_that_was_cut_is_judged_by_how_it_went_on(make_row):
+    """The first half of a dialog that ended well is kept, that of one that ended badly is not."""
+    halves = []
+    for earned in (1, 0, 0, 0):
+        first, second = outcome(make_row, 0, 0), outcome(make_row, earned)
+        later = {"later_rewards": second.rewards, "later_tokens": np.array([1], np.int32), "later_done": True}
+        halves += [replace(first, truncated=True, **later), second]
+    assert way_to_judge(halves)[0] == "dialog"
+    with pytest.warns(UserWarning, match="by dialog: the 8 replies before the last ones .* nothing"):
+        assert kept(prepare(TFTop(fraction=0.25), halves)) == [[0, 0], [1]]
 
 
 def test_a_reward_at_the_end_keeps_whole_dialogs_and_not_last_replies(make_row):

@@ -128,6 +128,7 @@ def test_ilql_looks_through_the_second_choice_and_an_average_does_not(train, tau
     assert chances(policy, GO)[first] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 
+@pytest.mark.slow
 def test_on_text_only_the_support_keeps_q_learning_from_words_that_nobody_said(tmp_path: Path) -> None:
     """Every reply costs, so states from which nobody went on with some word look better than they are: plain
     double Q-learning chooses wrong.

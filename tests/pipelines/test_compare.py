@@ -150,6 +150,7 @@ def check_that_nothing_is_repeated(table: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.slow
+@pytest.mark.long  # it resumes by what tests/pipelines/test_tune.py kills
 @pytest.mark.timeout(1800)
 def test_a_killed_driver_goes_on_where_it_was(table: Path) -> None:
     """Killed with everything it started while a run is under way; the figures are those of a comparison that

@@ -117,6 +117,10 @@ def test_it_learns_what_is_good_from_rated_replies(logs, tmp_path, objective):
         metrics["judges"]["words of the reply"]["accuracy"][0] > 0.8
         and metrics["judges"]["longer reply"].get("loss") is None
     )
+    close = found["not_surely_better_than"]
+    assert "longer reply" not in close
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert ("not surely better than: words of the reply" in card) == ("words of the reply" in close)
     assert "what it was not fitted to" not in (tmp_path / "model" / "README.md").read_text()
     reward = TextReward.from_pretrained(tmp_path / "model")
     question = [{"role": "user", "content": "what about 77?"}]

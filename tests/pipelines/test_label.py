@@ -25,6 +25,7 @@ from rich.console import Console
 from pipelines.label import LabelConfig, drawing, main
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.plan import Plan
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 from rl_dialog.preferences.terminal import TerminalLabeller, half_blocks
 
@@ -153,7 +154,7 @@ def test_keys_in_a_terminal(folder, terminal):
     assert "1 answered" in me.until("1 answered") and folder.log.labels()[0].query == query
     me.press("u")
     me.until("Taken back.")
-    eventually(lambda: folder.log.state() == (1, 1))
+    eventually(lambda: folder.log.state() == (1, 1, 0))
     me.press("\x1b[D")  # the left arrow
     me.until("Saved: left.")
     (label,) = folder.log.labels()
@@ -164,6 +165,119 @@ def test_keys_in_a_terminal(folder, terminal):
     me.press("zq")
     assert me.end() == {"labeller": "ann", "answers": 2, "undone": 1, "labels": 1}
     assert folder.free(), "the pair on the screen goes back"
+    me.close()
+
+
+def remarks(folder):
+    """(choice, strength, reasons, flag) of each answer that stands."""
+    given = [answer for answer in folder.log.answers() if answer.revoked is None]
+    return [(each.choice, each.strength, tuple(each.reasons or ()), each.flag) for each in given]
+
+
+def test_what_the_plan_asks_beside_the_choice(folder, terminal):
+    """As on the page: capitals and Shift say much better, numbers give reasons, F flags with a note, and what
+    was said of one pair is not said of the next."""
+    folder.log.set_plan(strength=True, reasons=("bright", "steady"))
+    folder.ask(5)
+    me = terminal()
+    shown = me.until("F flag")
+    assert "1 bright   2 steady" in shown and "Shift with an arrow: much better" in shown
+    me.press("l")
+    me.until("Saved: left, slightly better.")
+    me.press("2")
+    me.until("[steady]")
+    me.press("1")
+    me.until("[bright]")
+    me.press("2R")
+    me.until("Saved: right, much better (bright).")
+    me.press("\x1b[1;2D")  # Shift and the left arrow
+    me.until("Saved: left, much better.")
+    me.press("f")
+    me.until("What is wrong?")
+    me.press("quiz\x7ft\u00e9?")  # letters are no answers, and one is taken back
+    me.until("quit\u00e9?_")
+    me.press("\r")
+    me.until("Flagged: quit\u00e9?")
+    me.press("f\x1b")
+    me.until("Not flagged.")
+    me.press("fdark\re")
+    me.until("Saved: equal (flagged).")
+    me.press("2u")
+    me.until("Taken back.")
+    me.press("s")
+    me.until("Saved: can't tell.")
+    me.press("q")
+    assert me.end()["answers"] == 5
+    assert remarks(folder) == [
+        ("left", 1, (), None),
+        ("right", 2, ("bright",), None),
+        ("left", 2, (), None),
+        ("skip", None, (), None),
+    ]
+    (taken_back,) = [answer for answer in folder.log.answers() if answer.revoked is not None]
+    assert (taken_back.choice, taken_back.flag, taken_back.strength) == ("tie", "dark", None)
+    me.close()
+
+
+def test_remarks_in_lines_through_a_pipe(folder):
+    folder.log.set_plan(strength=True, reasons=("bright", "steady"), guideline="# Look twice")
+    folder.ask(4)
+    lines = "1\nL\nf the end is cut\n2\nr\nf\ne\n12\n3\nq\n"
+    done = subprocess.run(
+        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Look twice" in done.stdout and "[bright]" in done.stdout
+    assert "'12' means nothing here" in done.stdout and "'3' means nothing here" in done.stdout
+    assert remarks(folder) == [
+        ("left", 2, ("bright",), None),
+        ("right", 1, ("steady",), "the end is cut"),
+        ("tie", None, (), ""),
+    ]
+
+
+def test_nothing_is_asked_that_the_plan_does_not_ask(folder):
+    folder.ask(2)
+    lines = "L\n1\nr\nq\n"
+    done = subprocess.run(
+        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60
+    )
+    assert "'1' means nothing here" in done.stdout and "much" not in done.stdout
+    assert remarks(folder) == [("left", None, (), None), ("right", None, (), None)]
+
+
+def test_sessions_have_breaks_and_the_goal_an_end(folder, terminal):
+    """The guideline comes first; after two answers a break, in which the pairs are free; after the third one,
+    all that is asked of the labeller, there is no pair more."""
+    guideline = "# Look twice\n\n" + "\n\n".join(f"rule {n}" for n in range(30)) + "\n\nthe last rule"
+    folder.log.set_plan(session=2, goal=3, guideline=guideline)
+    folder.ask(5)
+    me = terminal()
+    me.until("Look twice")
+    me.press(" ")
+    me.until("rule 9")
+    assert folder.free(), "who reads holds no pair"
+    me.press("x")
+    assert "break in 2" in me.until("0 of 3 answers, break in 2")
+    me.press("l")
+    me.until("1 of 3 answers, break in 1")
+    me.press("r")
+    me.until("Time for a break: 2 answers in 1 minute, 2 of 3.")
+    assert folder.log.counts()["leased"] == 0
+    me.press("x")
+    me.until("2 of 3 answers, break in 2")
+    me.press("g")
+    me.until("Look twice")
+    assert folder.log.counts()["leased"] == 1
+    me.press("x")
+    me.until("Right")
+    me.press("e")
+    me.until("You have given all your answers")
+    assert folder.log.counts()["leased"] == 0 and folder.free()
+    me.press("u")
+    me.until("Taken back.")
+    me.press("lq")
+    assert me.end() == {"labeller": "ann", "answers": 4, "undone": 1, "labels": 3}
     me.close()
 
 
@@ -343,6 +457,46 @@ def test_tokens_and_the_page(folder):
         main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2}
         and folder.log.labels() == []
     )
+
+
+def test_the_plan_and_the_report(folder, tmp_path):
+    folder.ask(4)
+    clips = [folder.clip(), folder.clip()]
+    gold, guideline = tmp_path / "gold.jsonl", tmp_path / "guideline.md"
+    gold.write_text(json.dumps({"first": clips[0], "second": clips[1], "preference": 0}) + "\n")
+    guideline.write_text("# Look twice")
+    run = str(folder.path)
+    told = main(LabelConfig(run=run, overlap=2, gold=str(gold), guideline=str(guideline), reasons=("dark",)))
+    assert (told["overlap"], told["gold"], told["gold_share"], told["reasons"]) == (2, 1, 0.1, ["dark"])
+    assert folder.log.plan.guideline == "# Look twice" and list(folder.log.gold().values()) == [0.0]
+    queries = {answer.query for who in ("ann", "bob") for answer in _answered(folder, who)}
+    assert folder.log.usual_task() == "Which is brighter?" and len(folder.log.labels()) == 4
+    told = main(LabelConfig(run=run, gold_of="ann", gold_share=0.2, report=str(tmp_path / "report")))
+    assert told["gold"] == len(queries | set(folder.log.gold())) and told["shared_pairs"] == 0
+    assert (tmp_path / "report" / "agreement.html").is_file()
+
+
+def _answered(folder, who):
+    given = []
+    while query := folder.log.lease(who):
+        given.append(folder.log.answer(query.id, who, "left"))
+    return given
+
+
+def test_plans_that_cannot_be(folder, tmp_path):
+    run = str(folder.path)
+    for config, says in (
+        (LabelConfig(run=run, overlap=0.5), "--overlap: expected a number from 1"),
+        (LabelConfig(run=run, gold_share=0.1), "--gold_share: expected gold pairs"),
+        (LabelConfig(run=run, gold=str(tmp_path / "none")), "--gold: expected a file"),
+        (LabelConfig(run=run, gold_of="ann"), "--gold_of ann"),
+        (LabelConfig(run=run, guideline=str(tmp_path / "none")), "--guideline: expected a file"),
+        (LabelConfig(run=run, session=-1), "--session"),
+        (LabelConfig(run=run, reasons=("a", "a")), "--reasons"),
+    ):
+        with pytest.raises(UserError, match=says):
+            main(config)
+    assert folder.log.plan == Plan()
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,10 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
-from rl_dialog.evaluation.online_run import ENV_SEED, model_card
-from rl_dialog.methods import GRPO, ILQL, PPO, RLOO
+from rl_dialog.evaluation.online_run import ENV_SEED, model_card, with_absolute_paths
+from rl_dialog.methods import BC, GRPO, ILQL, PPO, RLOO, VHRL
 from rl_dialog.models.checkpoint import load_prior
-from rl_dialog.models.policy import Policy
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.rewards import apply_rewards, choose_rewards
 
 WORLD = '''
@@ -51,7 +52,7 @@ def config(checkpoints, tmp_path: Path, monkeypatch) -> OnlineConfig:  # noqa: A
     monkeypatch.syspath_prepend(str(tmp_path))
     sys.modules.pop("vowels_world", None)
     return OnlineConfig(
-        checkpoint=checkpoints["bc"],
+        model_name_or_path=checkpoints["bc"],
         env="vowels_world:Vowels",
         method=RLOO(c=0.01),
         output_dir=str(tmp_path / "online"),
@@ -104,7 +105,7 @@ def test_a_policy_learns_what_a_world_pays_for(config, tmp_path: Path) -> None: 
 
 
 def _measured_seeds(config: OnlineConfig, policy: Policy) -> set[int]:
-    tokenizer = load_tokenizer(config.checkpoint)
+    tokenizer = load_tokenizer(config.model_name_or_path)
     episodes = play_episodes(
         policy,
         tokenizer,
@@ -135,8 +136,8 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"checkpoint": ""}, "expected --checkpoint"),
-        ({"checkpoint": "./nowhere"}, "expected a directory with a model"),
+        ({"model_name_or_path": ""}, "expected --model_name_or_path"),
+        ({"model_name_or_path": "./nowhere"}, "expected a directory with a model"),
         ({"env": ""}, "expected either --env.*got neither"),
         ({"contexts": "data"}, "expected either --env.*got both"),
         ({"scorers": ("sentiment=x",)}, "--scorers: expected rewards that ask them"),
@@ -170,6 +171,8 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"target_kl": 1.0, "method": RLOO(c=0.0)}, "--target_kl: expected --method.c above 0"),
         ({"max_staleness": 1}, "--max_staleness 1: expected --num_workers"),
         ({"num_workers": -1}, "--num_workers of at least 0"),
+        ({"num_learners": -1}, "--num_learners of at least 0"),
+        ({"max_failures": -1}, "--max_failures of at least 0"),
         ({"group_size": 1}, "rloo compares the episodes of a group, so expected at least 2"),
         ({"groups": 0}, "--groups of at least 1"),
         ({"num_iterations": 0}, "--num_iterations of at least 1"),
@@ -200,7 +203,7 @@ def test_a_policy_that_speaks_by_its_values_is_a_start(config, make_policy, toke
     folder = str(tmp_path / "values")
     make_policy(ILQL(beta=0.1)).save_pretrained(folder)  # random values: a larger beta says one word only
     tokenizer.save_pretrained(folder)
-    how = {"checkpoint": folder, "env_episodes": 24, "lr_scheduler_type": "constant"}
+    how = {"model_name_or_path": folder, "env_episodes": 24, "lr_scheduler_type": "constant"}
     config = replace(config, **how, max_steps=8, eval_steps=4)
     whole = online.main(config)
     start = Policy.from_pretrained(folder)
@@ -220,7 +223,8 @@ def test_a_policy_that_speaks_by_its_values_is_a_start(config, make_policy, toke
     ]
     assert files[0] == files[1] and files[2] == files[3]
     assert "without the values that steer it" in Path(whole["latest"], "README.md").read_text()
-    further = replace(config, checkpoint=whole["latest"], output_dir=str(tmp_path / "further"), max_steps=1)
+    how = {"model_name_or_path": whole["latest"], "output_dir": str(tmp_path / "further")}
+    further = replace(config, **how, max_steps=1)
     assert online.main(further)["return_before"] == pytest.approx(whole["return"])
     clone = replace(further, prior=folder, output_dir=str(tmp_path / "clone"))
     assert abs(online.main(clone)["train/kl_per_reply"]) > 0.1  # of its language model alone
@@ -232,28 +236,105 @@ def test_a_policy_that_speaks_by_its_values_is_a_start(config, make_policy, toke
 
 def _returns(policy: Policy, config: OnlineConfig) -> list[float]:
     how = Decoding(max_new_tokens=config.max_new_tokens)
-    args = policy, load_tokenizer(config.checkpoint), text_env(config.env), range(config.env_episodes), how
+    tokenizer, env = load_tokenizer(config.model_name_or_path), text_env(config.env)
+    args = policy, tokenizer, env, range(config.env_episodes), how
     return [episode.total for episode in play_episodes(*args, seed=ENV_SEED)]
+
+
+def hierarchical(tokenizer, folder: Path, family: str, **more) -> str:  # noqa: ANN001, ANN003
+    """A checkpoint of a new one."""
+    shape = ModelConfig(family=family, width=12, **{"latent_size": 2} | more)
+    Policy(load_lm(shape, tokenizer), BC(), shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"method": VHRL(c=0.01)}, id="joint"),
+        pytest.param(
+            {"method": VHRL(c=0.01, learns="decoupled", worker_rate=0.5), "max_steps": 48},
+            id="decoupled",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"method": PPO(c=0.01)}, id="ppo", marks=pytest.mark.slow),
+    ],
+)
+def test_a_start_with_latents_learns(config, tokenizer, tmp_path: Path, changed) -> None:  # noqa: ANN001
+    """And is a checkpoint like any other, whose replies are what was measured."""
+    start = hierarchical(tokenizer, tmp_path / "vhred", "vhred")
+    config = replace(
+        config, **{"model_name_or_path": start, "max_steps": 24, "learning_rate": 3e-2} | changed
+    )
+    result = online.main(config)
+    assert result["return"] > result["return_before"] + 0.2
+    assert result["train/behaviour_gap"] < 1e-5
+    chooses = config.method.chooses_latents
+    assert (result.get("train/latent_kl_per_reply", 0) > 0) == chooses
+    policy = Policy.from_pretrained(result["latest"])
+    assert policy.method == config.method and policy.has_latents
+    assert sum(_returns(policy, config)) / config.env_episodes == pytest.approx(result["return"], abs=1e-3)
+
+
+def test_latents_that_do_not_go_with_the_rest_are_refused(config, logs, tokenizer, tmp_path) -> None:  # noqa: ANN001
+    starts = {
+        family: hierarchical(tokenizer, tmp_path / family, family) for family in ("hred", "vhred", "vhcr")
+    }
+    starts["bc"] = config.model_name_or_path
+    other = hierarchical(tokenizer, tmp_path / "other", "vhred", latent_size=3)
+    of_latents = (
+        "--method vhrl: expected a start that draws a latent for each message, got --model_name_or_path "
+    )
+    for method, family, more, message in (
+        (VHRL(), "bc", {}, f"{of_latents}.*a gpt2 with latent none: start from one that `train"),
+        (VHRL(learns="worker"), "hred", {}, f"{of_latents}.*a hierarchical with latent none"),
+        (VHRL(), "vhcr", {}, f"{of_latents}.*a hierarchical with latent conversation"),
+        (RLOO(), "vhcr", {}, "--model_name_or_path .*vhcr: expected latents of messages alone"),
+        (
+            VHRL(),
+            "vhred",
+            {"prior": starts["hred"]},
+            "--prior .*hred: expected a vhred with latents of 2 numbers",
+        ),
+        (VHRL(), "vhred", {"prior": other}, "--prior .*other: expected a vhred with latents of 2 .* with 3"),
+        (
+            RLOO(),
+            "vhred",
+            {"data": logs, "supervised_weight": 1.0},
+            "--data .*: expected a start without latents",
+        ),
+        (
+            VHRL(),
+            "vhred",
+            {"max_staleness": 1, "num_workers": 1},
+            "--max_staleness 1: expected 0 with --method vhrl",
+        ),
+    ):
+        shutil.rmtree(config.output_dir, ignore_errors=True)
+        with pytest.raises(UserError, match=message):
+            online.main(replace(config, model_name_or_path=starts[family], method=method, **more))
 
 
 def test_starts_whose_values_cannot_stay_are_refused(config, checkpoints, make_policy, tmp_path) -> None:  # noqa: ANN001
     with pytest.raises(UserError, match="--use_peft: expected a start that is its language model"):
-        online.main(replace(config, checkpoint=checkpoints["ilql"], use_peft=True))
+        online.main(replace(config, model_name_or_path=checkpoints["ilql"], use_peft=True))
     make_policy(ILQL(), heads="lowrank").save_pretrained(tmp_path / "lowrank")
     with pytest.raises(UserError, match="got lowrank heads"):
-        online.main(replace(config, checkpoint=str(tmp_path / "lowrank")))
+        online.main(replace(config, model_name_or_path=str(tmp_path / "lowrank")))
     assert not Path(config.output_dir).exists()
 
 
 def test_logs_are_for_train_and_worlds_for_online(tmp_path: Path) -> None:
     flags = ["--data", "x", "--output_dir", str(tmp_path / "x"), "--method", "grpo"]
     with pytest.raises(
-        UserError, match="python -m pipelines.online --checkpoint RUN --env NAME --method grpo"
+        UserError, match="python -m pipelines.online --model_name_or_path RUN --env NAME --method grpo"
     ):
         train.main(load_config(train.TrainConfig, flags, choices=train.CHOICES))
     with pytest.raises(ConfigError, match="unknown method 'bc': expected one of reinforce, rloo, grpo, ppo"):
         load_config(OnlineConfig, ["--method", "bc"], choices=online.CHOICES)
-    flags = ["--method", "rl_dialog.methods.example:Smoothed", "--checkpoint", "a", "--env", "small_talk"]
+    flags = ["--method", "rl_dialog.methods.example:Smoothed", "--model_name_or_path", "a"]
+    flags += ["--env", "small_talk"]
     config = load_config(OnlineConfig, [*flags, "--output_dir", "b"], choices=online.CHOICES)
     with pytest.raises(UserError, match="Smoothed learns from logs: python -m pipelines.train"):
         online.main(config)
@@ -277,12 +358,12 @@ def test_adapters_learn_and_are_a_start_themselves(config, tmp_path: Path) -> No
     files = [Path(run["latest"], "adapter_model.safetensors").read_bytes() for run in (whole, resumed)]
     assert files[0] == files[1] and abs(whole["train/kl_per_reply"]) > 1e-3
     for use_peft in (True, False):
-        further = {"checkpoint": whole["latest"], "output_dir": str(tmp_path / f"further-{use_peft}")}
+        further = {"model_name_or_path": whole["latest"], "output_dir": str(tmp_path / f"further-{use_peft}")}
         result = online.main(replace(config, **further, use_peft=use_peft, max_steps=1))
         assert result["return_before"] == pytest.approx(whole["return"])
         assert abs(result["train/kl_per_reply"]) < 1e-4  # from where it starts
     with pytest.raises(UserError, match="--use_peft: expected no --prior"):
-        online.main(replace(half, prior=config.checkpoint))
+        online.main(replace(half, prior=config.model_name_or_path))
 
 
 def test_other_rewards_are_learned_in_a_world_whose_own_is_watched(config, tmp_path: Path) -> None:  # noqa: ANN001
@@ -458,6 +539,25 @@ def test_a_run_against_a_copy_goes_on_where_it_was(config, logs, tmp_path: Path,
         online.main(replace(half, resume=True, opponent_lag=0))
 
 
+def test_two_copies_with_latents_talk_and_one_stays_as_it_was(config, logs, tokenizer, tmp_path) -> None:  # noqa: ANN001
+    """VHRL as published: a VHRED talks to a frozen copy of itself, three replies each, and several rewards
+    are standardised and added up."""
+    start = hierarchical(tokenizer, tmp_path / "vhred", "vhred")
+    (tmp_path / "vowels_reward.py").write_text(OWN)
+    method = VHRL(c=0.0, gamma=0.9, baseline="none", standardise=True, words="mean", manager_weight=0.1)
+    how = {"opponent_lag": -1, "learner_role": "assistant", "env_episodes": 16, "max_steps": 16}
+    config = replace(talks(config, logs, **how), learning_rate=3e-2, self_play_turns=3)
+    result = online.main(replace(config, model_name_or_path=start, method=method))
+    assert result["return"] > result["return_before"] + 0.2
+    dialogs, bad = read_logs([Path(config.output_dir) / "rollouts"])
+    assert not bad and len(dialogs) == 16 * 16 * 2
+    assert {(d.meta["role"], d.meta["player"]) for d in dialogs} == {
+        ("assistant", "learner"),
+        ("user", "copy"),
+    }
+    assert all(len(dialog.messages) == 7 for dialog in dialogs)
+
+
 def test_a_role_that_no_conversation_has_is_refused(config, logs) -> None:  # noqa: ANN001
     config = talks(config, logs, learner_role="bot")
     with pytest.raises(UserError, match="--learner_role bot: expected assistant or user"):
@@ -477,3 +577,19 @@ def test_the_supervised_term_holds_a_policy_to_the_logs(config, logs, tokenizer,
         how = {"data": logs, "supervised_weight": weight, "output_dir": str(tmp_path / str(weight))}
         found[weight] = online.main(replace(config, **how, max_steps=4, env_episodes=4))
     assert found[5.0]["train/supervised_nll"] < found[0.5]["train/supervised_nll"] - 0.1
+
+
+def test_learners_elsewhere_find_what_a_command_names(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """They start in another folder than the command did; names on the hub stay."""
+    (tmp_path / "judge").mkdir()
+    named = replace(
+        config,
+        model_name_or_path=Path(config.model_name_or_path).name,
+        prior="org/model",
+        data="",
+        scorers=("reward_model=judge",),
+    )
+    found = with_absolute_paths(named)
+    start = str(tmp_path / named.model_name_or_path)
+    assert (found.model_name_or_path, found.prior, found.data) == (start, "org/model", "")
+    assert found.scorers == (f"reward_model={tmp_path / 'judge'}",)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +22,10 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
 from rl_dialog.methods import RLOO
-from rl_dialog.serving.settings import ServeSettings
 from tests.envs.chat_server import Raw, chat_server
-from tests.serving.conftest import serving
+from tests.training.test_loop import free_port
 
+ROOT = Path(__file__).parents[2]
 PEOPLE = [
     {"name": name, "system": f"You are {name}.", "stop": "<END>", "request": {"max_tokens": 8}}
     for name in ("ada", "bo", "cy", "di", "eve")
@@ -43,7 +47,7 @@ def config(checkpoints, tmp_path: Path, monkeypatch) -> OnlineConfig:  # noqa: A
     monkeypatch.setattr(chat_endpoint, "PAUSES", (0.0, 0.0))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-1")
     return OnlineConfig(
-        checkpoint=checkpoints["bc"], personas="people.jsonl", method=RLOO(c=0.01), user_turns=2,
+        model_name_or_path=checkpoints["bc"], personas="people.jsonl", method=RLOO(c=0.01), user_turns=2,
         rewards={"user_vowels:vowels": 1.0, "answer_length": 0.0}, output_dir=str(tmp_path / "online"),
         groups=4, group_size=4, max_steps=5, warmup_steps=0, eval_steps=3, learning_rate=1e-2,
         env_episodes=16, max_new_tokens=4, report_to="none", quiet=True, device="cpu",
@@ -161,17 +165,32 @@ def test_a_round_without_any_user_ends_the_run_with_a_message(config) -> None:  
             online.main(replace(config, resume=True, max_steps=4))
 
 
+@contextmanager
+def served(checkpoint: str, store: Path) -> Iterator[str]:
+    """The address of `serve --backend local` in a process of its own."""
+    flags = ["--models", f"people={checkpoint}", "--backend", "local", "--port", str(free_port())]
+    flags += ["--store", f"sqlite:///{store}", "--max_prompt_length", "96", "--threads", "1", "--drain", "5"]
+    command = [sys.executable, "-m", "pipelines.serve", *flags, "--quiet"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield json.loads(server.stdout.readline())["api"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=120)
+
+
 @pytest.mark.slow
-def test_our_own_server_plays_the_user(config, checkpoints, tmp_path: Path) -> None:  # noqa: ANN001
-    """The server that `serve --backend local` runs, with a model that has learned nothing but says
-    something."""
-    store = f"sqlite:///{tmp_path}/chats.db"
-    how = {"needs_key": False, "max_prompt_length": 96, "threads": 1, "drain": 5}
-    with serving(ServeSettings(models={"people": checkpoints["bc"]}, store=store, **how)) as (url, *_):
-        config = replace(config, users=f"{url}/v1", user_model="people", max_steps=4, env_episodes=8)
+def test_a_served_checkpoint_plays_the_user(config, checkpoints, tmp_path: Path) -> None:  # noqa: ANN001
+    """In a process of its own, as `serve --backend local` starts it; with a model that has learned nothing
+    but says something. The server has every conversation in its store."""
+    with served(checkpoints["bc"], tmp_path / "chats.db") as url:
+        config = replace(config, users=url, user_model="people", max_steps=4, env_episodes=8)
         result = online.main(config)
     dialogs = logged(config)
     played = [dialog for dialog in dialogs if dialog.meta["end"] != "failed"]
     assert len(dialogs) == 4 * 16 and len(played) > 32 and result["step"] == 4
     assert all(dialog.meta["user"]["model"] == "people" for dialog in dialogs)
     assert len({dialog.meta["user"]["said"][0]["text"] for dialog in played}) > 4
+    kept, _ = read_logs([f"sqlite:///{tmp_path / 'chats.db'}"])
+    said = {each["content"] for dialog in kept for each in dialog.messages if each["role"] == "assistant"}
+    assert {answer["text"] for dialog in played for answer in dialog.meta["user"]["said"]} <= said

@@ -2,19 +2,33 @@
 refuses."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from envs import vectors_of
+from envs.gymnasium_vector import GymnasiumEnv
 from pipelines.prefer import PreferConfig, main, resolved, suited
 from rl_dialog.cluster.preference_plan import plan_of
-from rl_dialog.config import load_config
+from rl_dialog.config import load_config, read_yaml, save_config
 from rl_dialog.errors import UserError
+from rl_dialog.models.control_policy import ControlPolicy
+from rl_dialog.models.reward_model import RewardModel
+from rl_dialog.preferences.frames import drawn_frames
 from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.labelling import log_url
+from rl_dialog.preferences.roles import Teacher
+from rl_dialog.preferences.run_files import newest_version
 from rl_dialog.preferences.segments import Segments
 from rl_dialog.training.policy_gradient import PPO
 
@@ -141,10 +155,9 @@ def test_the_policy_is_not_trained_before_there_is_a_reward(tmp_path):
     assert weights(tmp_path / "run") == gathered
     trained = main(replace(config, mode="train"))
     assert trained["steps"] == 1024 and weights(tmp_path / "run") != gathered
-    assert (
-        metrics_of(tmp_path / "run")[-1]["pref/gathered_steps"]
-        == metrics_of(tmp_path / "run")[0]["pref/gathered_steps"]
-    )
+    lines = metrics_of(tmp_path / "run")
+    gathering = [line for line in lines if line["step"] == 0]
+    assert lines[-1]["pref/gathered_steps"] == gathering[-1]["pref/gathered_steps"] > 0
 
 
 @pytest.mark.slow
@@ -362,3 +375,353 @@ def test_every_environment_says_what_people_are_asked():
     for name in ("moving_dot",):
         envs = vectors_of(name).func
         assert envs.task.endswith(".") and envs.clip_length > 1
+
+
+# Any environment of Gymnasium's
+
+GYM = replace(
+    SMALL, env="Pendulum-v1", env_options="", steps=800, num_envs=4, ppo=PPO(batch_size=400, passes=1)
+)
+
+
+def test_an_environment_of_gymnasiums(tmp_path):
+    """Numbers that suit its horizon; flags of the environment are kept with its options, from where `play`
+    takes them."""
+    flags = "--env Pendulum-v1 --frames 2 --max_episode_steps 100 --labeller oracle --synchronous --steps 800"
+    flags += " --budget 40 --initial_labels 20 --first_epochs 5 --ppo.batch_size 400 --ppo.passes 1 --quiet"
+    given = [*flags.split(), "--report_to", "none", "--task", "Hold it up."]
+    given += ["--output_dir", str(tmp_path / "run")]
+    config = load_config(PreferConfig, given, suited=suited)
+    result = main(config)
+    assert result["labels"] == 40 and result["steps"] >= 800
+    stored = read_yaml(str(tmp_path / "run" / "prefer.yaml"))
+    assert stored["env_options"] == "frames=2,max_episode_steps=100" and stored["clip_length"] == 10
+    assert stored["frames"] is None and stored["labels"] == ""
+    assert stored["num_envs"] == 4 and stored["queries"]["task"] == "Hold it up."
+    first = labels_of(config)[0][1]
+    clip = Segments(tmp_path / "run" / "clips")[first]
+    assert clip.observations.shape == (10, 6) and clip.pictures is None
+    policy = ControlPolicy.from_pretrained(result["checkpoint"])
+    assert policy.config.normalise_observations and policy.trunk.count > 800
+    reward = RewardModel.from_pretrained(result["reward"])
+    assert reward.config.action_limit == 1 and reward.observations is not None
+    lines = metrics_of(tmp_path / "run")
+    assert all(0 <= line["pref/confirmed"] <= 1 for line in lines if "pref/confirmed" in line)
+
+
+DRAWN = """
+import gymnasium
+import numpy as np
+
+class Ramp(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = gymnasium.spaces.Box(0, 100, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.n = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.n += 1
+        return np.array([self.n], np.float32), float(action), False, self.n == 50, {}
+
+    def render(self):
+        return np.full((8, 8, 3), self.n, np.uint8)
+"""
+
+
+def test_clips_for_people_hold_what_render_draws(tmp_path, monkeypatch):
+    (tmp_path / "drawn_worlds.py").write_text(DRAWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = replace(GYM, env="drawn_worlds:Ramp", synchronous=False, labeller="none", initial_labels=2)
+    run = resolved(replace(config, output_dir=str(tmp_path)))
+    plan = planned(run, tmp_path)
+    learner = plan.learner()
+    _, clips = learner.step()
+    assert clips and all(clip.pictures.shape[0] == 10 and clip.pictures.shape[3] == 3 for clip in clips)
+    assert {clip.source["episode"].split("-")[2] for clip in clips} == {"0"}  # one of four is drawn
+    segments = Segments(tmp_path / "clips")
+    again = segments[segments.add(clips[0])]
+    drawn = drawn_frames(again, GymnasiumEnv(config.env).draw)
+    assert drawn.shape[1:] == (8, 8, 3)
+    np.testing.assert_array_equal(drawn[:, 0, 0, 0], again.observations[: again.steps, 0])
+
+
+@pytest.mark.parametrize("mode", ["train", "train_policy_with_preferences"])
+def test_a_world_that_people_could_not_see_is_refused_before_it_begins(mode, tmp_path, monkeypatch):
+    """In the original's words too; the oracle needs to see nothing."""
+    (tmp_path / "dark_worlds.py").write_text(DRAWN.replace('"rgb_array"', ""))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = replace(GYM, env="dark_worlds:Ramp", output_dir=str(tmp_path), mode=mode)
+    with pytest.raises(UserError, match="rgb_array"):
+        resolved(replace(config, labeller="page"))
+    assert resolved(replace(config, synthetic_prefs=True, labeller="page")).labeller == "oracle"
+
+
+@pytest.mark.parametrize(
+    ("render", "message"),
+    [
+        ("", "got that mode and no method `render`: give it one, or let the true reward answer"),
+        ("raise RuntimeError('no display')", r"got RuntimeError from its `render` \(no display\)"),
+        ("return None", r"expected render\(\) to give bytes \(height, width, 3\), got NoneType"),
+        ("return np.zeros((8, 8, 3))", r"got \(8, 8, 3\) of float64"),
+    ],
+)
+def test_a_world_that_says_it_draws_and_does_not_is_refused_before_it_begins(
+    render, message, tmp_path, monkeypatch
+):
+    name = f"blank_worlds_{abs(hash(render))}"
+    source = DRAWN[: DRAWN.index("    def render")]
+    source += f"    def render(self):\n        {render}\n" if render else ""
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = replace(GYM, env=f"{name}:Ramp", output_dir=str(tmp_path / "run"), labeller="page")
+    with pytest.raises(UserError, match=message):
+        main(replace(config, synchronous=False))
+    assert not (tmp_path / "run").exists()
+
+
+SHAPED = """
+import gymnasium
+from gymnasium import spaces
+
+class World(gymnasium.Env):
+    {spaces}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n = 0
+        return self.observation_space.sample(), {{}}
+
+    def step(self, action):
+        self.n += 1
+        return self.observation_space.sample(), 0.0, self.n > {end}, False, {{}}
+"""
+NUMBERS, TWO = "observation_space = spaces.Box(0, 1, (2,))", "action_space = spaces.Discrete(2)"
+MIXED = "spaces.Dict({'a': spaces.Box(0, 1, (2,)), 'b': spaces.Discrete(3)})"
+
+
+@pytest.mark.parametrize(
+    ("given", "end", "message"),
+    [
+        (f"observation_space = {MIXED}; {TWO}", "9", "observations that are numbers or pictures, got Dict"),
+        (f"{NUMBERS}; action_space = {MIXED}", "9", "actions that are Discrete or a Box .*, got Dict"),
+        (f"{NUMBERS}; action_space = spaces.MultiDiscrete([3, 3])", "9", "got MultiDiscrete"),
+        (TWO, "9", "expected an environment that says its observation_space"),
+        (NUMBERS, "9", "expected an environment that says its action_space"),
+        (
+            f"{NUMBERS}; {TWO}",
+            "9 + self.np_random.integers(9)",
+            "episodes of one length, got .*--ends absorb",
+        ),
+        (f"{NUMBERS}; {TWO}", "10**6", "say how many steps by --max_episode_steps"),
+    ],
+)
+def test_worlds_that_no_policy_understands(given, end, message, tmp_path, monkeypatch):
+    name = f"shaped_worlds_{abs(hash((given, end)))}"
+    (tmp_path / f"{name}.py").write_text(SHAPED.format(spaces=given, end=end))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=message):
+        main(replace(GYM, env=f"{name}:World", output_dir=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_suits_worlds_that_nobody_has_seen(tmp_path):
+    """MovingDot's numbers are MovingDot's alone; the horizon gives clips and environments."""
+    given = {"env_options": "", "num_envs": None, "output_dir": str(tmp_path), "ppo": PPO()}
+    run = resolved(replace(SMALL, env="Pendulum-v1", **given))
+    assert (run.clip_length, run.num_envs, run.averaging) == (20, 10, 0.9)
+    run = resolved(replace(SMALL, env="CartPole-v1", ends="absorb", **given))
+    assert (run.clip_length, run.num_envs, run.env_options) == (50, 4, "ends=absorb")
+    run = resolved(replace(SMALL, env="moving_dot", **given))
+    assert (run.clip_length, run.num_envs, run.averaging, run.eval_episodes) == (25, 32, 0.97, 100)
+    assert not run.normalise_observations
+    for env, gamma in (("Pendulum-v1", 0.99), ("moving_dot", 0.9)):
+        assert suited(PreferConfig(env=env))["ppo"]["gamma"] == gamma
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"env": "Pendulam-v1"}, "Did you mean Pendulum-v1"),
+        ({"env": "CartPole-v1"}, "may end before their 500 steps"),
+        ({"ends": "absorb", "env": "moving_dot"}, "--ends: expected an environment of Gymnasium's, got mov"),
+        ({"clip_length": 0}, "--clip_length of at least 1"),
+        ({"aligned_clips": 2.0}, "--aligned_clips between 0 and 1"),
+    ],
+)
+def test_what_cannot_be_in_any_environment(wrong, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        main(replace(GYM, **{"output_dir": str(tmp_path / "run")} | wrong))
+    assert not (tmp_path / "run").exists()
+
+
+# A run that is copied, stopped, or gone on with
+
+
+def test_a_copied_run_writes_its_labels_into_itself(once, tmp_path):
+    config, _ = once
+    copy = tmp_path / "copy"
+    shutil.copytree(config.output_dir, copy)
+    main(replace(config, output_dir=str(copy), resume=True, budget=60, steps=1600))
+    assert len(labels_of(replace(config, output_dir=str(copy)))) == 60 and len(labels_of(config)) == 40
+    shutil.move(copy, tmp_path / "moved")
+    new = replace(config, output_dir=str(tmp_path / "new"), labels_from=str(tmp_path / "moved"))
+    taken = main(replace(new, budget=60))
+    assert taken["labels"] == 60
+
+
+def test_a_run_that_goes_on_has_a_reward_from_its_first_step_on(once, tmp_path):
+    """Before the teacher has said anything."""
+    config, result = once
+    shutil.copytree(config.output_dir, tmp_path / "run")
+    run = resolved(replace(config, output_dir=str(tmp_path / "run"), steps=2048))
+    learner = planned(run, tmp_path / "run").learner()
+    assert learner.reward.version == int(Path(result["reward"]).name)
+    steps = learner.steps
+    learner.step(None)
+    progress = json.loads(weights(Path(config.output_dir), "trainer/progress.json"))
+    assert learner.steps > steps and learner.gathered == progress["gathered"]
+
+
+@pytest.mark.parametrize(("confirm", "pace"), [(True, 0), (False, 1)])
+def test_a_reward_that_nothing_confirmed_is_followed_unless_told(once, tmp_path, confirm, pace):
+    """Also by a run that goes on with it."""
+    config, result = once
+    shutil.copytree(config.output_dir, tmp_path / "run")
+    reward = RewardModel.from_pretrained(result["reward"])
+    reward.confirmed.fill_(0)
+    version = int(Path(result["reward"]).name)
+    reward.save_pretrained(tmp_path / "run" / "reward" / str(version), version=version)
+    more = {"output_dir": str(tmp_path / "run"), "reward": replace(config.reward, confirm=confirm)}
+    learner = planned(resolved(replace(config, **more)), tmp_path / "run").learner()
+    assert learner.trainer.learner.pace == pace
+
+
+def test_metrics_stay_when_a_run_goes_on_from_its_beginning(tmp_path):
+    config = replace(SMALL, output_dir=str(tmp_path / "run"), mode="gather")
+    main(config)
+    gathered = metrics_of(tmp_path / "run")
+    main(replace(config, resume=True, mode="train"))
+    assert gathered and metrics_of(tmp_path / "run")[: len(gathered)] == gathered
+
+
+def test_what_was_gathered_asynchronously_may_go_on_in_turn(tmp_path):
+    config = replace(SMALL, output_dir=str(tmp_path / "run"), mode="gather")
+    main(config)
+    path = tmp_path / "run" / "prefer.yaml"
+    path.write_text(path.read_text().replace("synchronous: true", "synchronous: false"))
+    assert main(replace(config, mode="train", resume=True))["steps"] == 1024
+
+
+LATER = ("clip_length", "normalise_observations", "aligned_clips", "frames", "max_episode_steps", "ends")
+
+
+def as_earlier(out: Path, **more):
+    """The settings in the folder as a version wrote them that had no names for what came later."""
+    stored = {name: value for name, value in read_yaml(str(out / "prefer.yaml")).items() if name not in LATER}
+    del stored["model"]["normalise_observations"], stored["reward"]["confirm"]
+    (out / "prefer.yaml").write_text(yaml.safe_dump(stored | more))
+
+
+def test_a_run_of_an_earlier_version_goes_on(once, tmp_path, capsys):
+    config, _ = once
+    shutil.copytree(config.output_dir, tmp_path / "run")
+    as_earlier(tmp_path / "run")
+    config = replace(config, output_dir=str(tmp_path / "run"), resume=True)
+    with pytest.raises(UserError, match="--clip_length 25 then and 24 now"):
+        main(replace(config, clip_length=24))
+    assert main(config)["steps"] == 1024
+    told = capsys.readouterr().err
+    assert not any(name in told for name in ("clip_length", "normalise", "confirm"))
+
+
+def test_the_label_log_of_an_earlier_version_is_the_folders_own(once, tmp_path, capsys):
+    """It named the place where labels.db was when the run began: in a copy, another one's, and where the
+    folder was moved, none."""
+    config, _ = once
+    there = f"sqlite:///{config.output_dir}/labels.db"
+    shutil.copytree(config.output_dir, tmp_path / "copy")
+    shutil.copytree(config.output_dir, tmp_path / "moved")
+    for name, labels in (("copy", there), ("moved", "sqlite:////gone/labels.db")):
+        as_earlier(tmp_path / name, labels=labels)
+        settings = read_yaml(str(tmp_path / name / "prefer.yaml"))
+        assert log_url("", tmp_path / name, settings) == f"sqlite:///{tmp_path / name}/labels.db"
+        taken = replace(config, output_dir=str(tmp_path / f"from_{name}"), labels_from=str(tmp_path / name))
+        assert main(replace(taken, steps=256))["labels"] >= 40
+        more = {"output_dir": str(tmp_path / name), "resume": True, "budget": 60, "steps": 1600}
+        assert main(replace(config, **more))["labels"] == 60
+    assert len(labels_of(config)) == 40
+    told = capsys.readouterr().err
+    assert "going on with --budget 60 instead of" in told and "sqlite" not in told
+
+
+def test_another_label_log_is_told_by_its_place(once, tmp_path, capsys):
+    config, _ = once
+    run = tmp_path / "run"
+    shutil.copytree(config.output_dir, run)
+    config = replace(config, output_dir=str(run), resume=True)
+    other = f"sqlite:///{tmp_path}/others.db"
+    main(replace(config, labels=other, labels_from=""))
+    assert f"the labels of {other} instead of sqlite:///{run}/labels.db" in capsys.readouterr().err
+    main(config)
+    assert f"the labels of sqlite:///{run}/labels.db instead of {other}" in capsys.readouterr().err
+
+
+def test_a_world_of_ones_own_goes_on_with_what_an_earlier_version_took(tmp_path, monkeypatch):
+    (tmp_path / "old_dots.py").write_text(
+        "from envs.moving_dot import MovingDotVector\n"
+        "class Fast(MovingDotVector):\n    clip_length, horizon = 10, 200\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = replace(SMALL, env="old_dots:Fast", output_dir=str(tmp_path), num_envs=None)
+    assert resolved(config).clip_length == 20 and suited(config)["model"]["normalise_observations"]
+    save_config(config, tmp_path / "prefer.yaml")
+    as_earlier(tmp_path, num_envs=32)
+    config = replace(config, resume=True)
+    run = resolved(config)
+    assert (run.clip_length, run.num_envs, run.normalise_observations) == (10, 32, False)
+    assert not suited(config)["model"]["normalise_observations"]
+    save_config(run, tmp_path / "prefer.yaml")  # and again, when the file has all names
+    assert resolved(config) == run and not suited(config)["model"]["normalise_observations"]
+    save_config(resolved(replace(config, resume=False)), tmp_path / "prefer.yaml")
+    assert resolved(config).clip_length == 20 and suited(config)["model"]["normalise_observations"]
+
+
+def test_a_fit_of_the_reward_ends_at_the_first_ctrl_c(once, tmp_path, monkeypatch):
+    """It saves what it has only when it is done."""
+    step = Teacher.step
+    monkeypatch.setattr(Teacher, "step", lambda teacher: signal.raise_signal(signal.SIGINT) or step(teacher))
+    config = replace(SMALL, output_dir=str(tmp_path / "run"), labels_from=once[0].output_dir, mode="pretrain")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    with pytest.raises(KeyboardInterrupt):
+        main(config)
+    signal.signal(signal.SIGINT, before)
+    monkeypatch.undo()
+    assert not newest_version(tmp_path / "run" / "reward")
+    assert main(replace(config, resume=True))["training_labels"] > 0
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_what_is_learned_and_says_how_to_go_on(tmp_path):
+    """A real process: stopped in the middle, its steps are there, and the same command goes on with them."""
+    flags = "--env moving_dot --env_options observations=position --labeller oracle --synchronous"
+    more = "--budget 40 --initial_labels 20 --first_epochs 5 --num_envs 16 --ppo.batch_size 256"
+    more += " --save_every 1000 --report_to none"
+    command = [sys.executable, "-m", "pipelines.prefer", *flags.split(), *more.split(), "--steps", "1000000"]
+    command += ["--output_dir", str(tmp_path / "run")]
+    root = Path(__file__).parents[2]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=root, env=os.environ, **pipes)
+    for line in process.stdout:
+        if line.startswith("step ") and not line.startswith("step 0:"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert "saving what is learned" in errors and "steps are saved. The same command with --resume" in errors
+    steps = int((tmp_path / "run" / "latest").read_text().rpartition("-")[2])
+    assert 0 < steps < 1_000_000 and metrics_of(tmp_path / "run")[-1]["step"] == steps

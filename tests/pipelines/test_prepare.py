@@ -226,6 +226,7 @@ def test_what_nobody_rated_has_no_reward_from_the_log_to_the_rows(voted):
     assert "50 of 80 replies have no reward: no component with a weight applies" in notes(manifest)
 
 
+@pytest.mark.slow
 def test_normalised_rewards_are_missing_where_raw_ones_are(voted):
     out, headline, dialogs, _ = voted("scaled", "--normalise", "zscore")
     found = {dialog.id: [dialog.messages[i]["reward"] for i in dialog.replies] for dialog in dialogs}
@@ -451,6 +452,7 @@ def test_pairs_are_written_for_every_split(running, tmp_path):
     assert sum(len(d.replies) for d in read_dialogs(tmp_path / "again", "train")) == 6
 
 
+@pytest.mark.slow
 def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
     """Laughs 2, 0, 0 and 4, 0 (letters "ha", the last reply 0): z over the five, population std."""
     texts = (("hi", "a", "what do you have", "b", "so", "c"), ("hello", "a", "hahahahaha", "b"))
@@ -712,6 +714,7 @@ def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs,
     assert ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_template_that_cannot_be_masked_is_an_error_that_says_so(running, logs, tmp_path, tokenizer):
     broken = tmp_path / "broken"
     tokenizer.save_pretrained(broken)

@@ -31,6 +31,7 @@ def simulate(*arguments, hash_seed="0"):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
+@pytest.mark.slow
 def test_the_rule_policy_in_the_generated_town(tmp_path):
     """The last line of stdout is JSON and agrees with the files."""
     done = simulate("--policy", "rule", "--episodes", 50, "--output_dir", tmp_path)

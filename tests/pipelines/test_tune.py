@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,9 +26,11 @@ from pipelines.chat import ChatConfig
 from pipelines.tune import TuneConfig, main
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
+from rl_dialog.cluster.trials import _run_trial, reports_of, trial_of
 from rl_dialog.cluster.tune import Resources, run_trials
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.experiment import Run
 from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points
 from rl_dialog.models.policy import Policy
 
@@ -129,6 +132,71 @@ def test_trials_differ_by_their_values_and_seed_only(tmp_path) -> None:
         1,
     )
     assert first.folder.name == "psi,c=0.5-seed0"
+
+
+ONLINE = {
+    "train": None,
+    "online": "--env small_talk --groups 2 --group_size 2 --max_steps 4 --eval_steps 2 --env_episodes 4 "
+    "--max_new_tokens 8 --max_prompt_length 200 --learning_rate 1e-2",
+    "space": {"method": ["rloo"], "method.c": [0.0, 0.5]},
+}
+
+
+def test_trials_of_online_start_from_the_clone_of_their_seed(tmp_path) -> None:
+    changes = ONLINE | {"online": "--contexts {data} --rewards.question 1", "train": ""}
+    [point, _] = find_points(sweep(**changes))
+    planned = SweepExperiment(sweep(**changes, start=START, seeds=(0, 1)), tmp_path, stages)
+    first, second = (one.config for one in planned.trials_of(point))
+    starts = first.model_name_or_path, second.model_name_or_path
+    assert starts == (f"{tmp_path}/bc-seed0", f"{tmp_path}/bc-seed1")
+    assert (first.seed, second.seed, first.method.c) == (0, 1, 0.0)
+    assert first.contexts == f"{tmp_path}/data" and first.report_to == "none"
+
+
+REFUSED_ONLINE = {
+    "of logs": ({"space": {"method": ["psi"]}}, "unknown method 'psi': expected one of reinforce, rloo"),
+    "actors": (
+        {"online": ONLINE["online"] + " --num_workers 2"}, "expected none, because a trial plays in its own"
+    ),
+    "a world that is not there": ({"online": "--env smalltalk"}, "unknown env 'smalltalk'"),
+    "the loss": (
+        {"metric": "eval/loss"}, r"eval/loss is never measured: .*eval/return.* in a world eval/true_return"
+    ),
+    "nobody to talk with": ({"online": "--max_steps 2"}, "expected either --env, .*got neither"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED_ONLINE)
+def test_a_wrong_online_sweep_is_refused_before_anything_starts(tmp_path, why) -> None:
+    changes, message = REFUSED_ONLINE[why]
+    with pytest.raises(UserError, match=message):
+        main(TuneConfig(sweep=written(tmp_path, **ONLINE | changes), output_dir=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_of_online_that_failed_goes_on_from_its_checkpoint(checkpoints, tmp_path) -> None:  # noqa: ANN001
+    """With the report that its last evaluation made, to the bits of one that nothing interrupted."""
+    how = stages.LEARNING["online"]
+    flags = shlex.split(ONLINE["online"]) + ["--method", "rloo", "--report_to", "none", "--device", "cpu"]
+    flags += ["--rewards.question", "1"]
+
+    def run(name: str, report) -> tuple[Run, dict]:  # noqa: ANN001
+        one = Run(name, 0, how.config_of(tmp_path, tmp_path / name, 0, flags, Path(checkpoints["bc"])))
+        return one, _run_trial(one, report, learn=how.learn, resources=Resources())
+
+    def failing(metrics) -> None:  # noqa: ANN001
+        raise RuntimeError("gone")
+
+    whole, last = run("whole", lambda metrics: None)
+    with pytest.raises(RuntimeError, match="gone"):
+        run("half", failing)
+    half, again = run("half", lambda metrics: None)
+    assert [row["step"] for row in reports_of(half)] == [2, 4] and half.is_done
+    assert {**again, "time": 0} == {**last, "time": 0} and "eval/true_return" in again
+    weights = [(one.folder / "checkpoint-4" / "model.safetensors").read_bytes() for one in (whole, half)]
+    assert weights[0] == weights[1]
+    told = trial_of(Point({"method": "rloo"}), half)
+    assert (told.how, told.rewards, told.verb) == ("ended", {"question": 1.0}, "online")
 
 
 def test_the_chat_that_the_report_suggests_answers_as_the_evaluation_did(tmp_path) -> None:
@@ -254,8 +322,9 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
             assert run.poll() is None and time.monotonic() < deadline, run.communicate()
             time.sleep(0.05)
         started = psutil.Process(run.pid).children(recursive=True)
+        workers = [each for each in started if not each.name().endswith("Agent")]  # Ray's linger for a minute
         run.send_signal(signal.SIGKILL)
-    psutil.wait_procs(started, timeout=120)  # its workers notice and end
+    psutil.wait_procs(workers, timeout=120)  # they notice and end
     done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
     assert 4 <= len(done) < 8
     main(TuneConfig(sweep=command[4], output_dir=str(out), quiet=True, resume=True))
@@ -264,6 +333,39 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
     assert [(point["point"], point["figures"]) for point in ours] == [
         (point["point"], point["figures"]) for point in theirs
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_kl_weights_of_online_are_swept_and_a_killed_sweep_goes_on(running, tmp_path: Path) -> None:
+    """To the same figures. The report draws return against KL, and what it names makes the winner again."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    result = main(TuneConfig(sweep=written(tmp_path, **ONLINE), output_dir=str(whole), quiet=True))
+    assert result["trials"] == {"ended": 4, "stopped": 0, "failed": 0, "left": 0}
+    file = str(tmp_path / "sweep.yaml")
+    command = [sys.executable, "-m", "pipelines.tune", "--sweep", file, "--output_dir", str(out)]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE) as run:
+        deadline = time.monotonic() + 300
+        while not list(out.glob("trials/*/checkpoint-2")):
+            assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+            time.sleep(0.02)
+        started = psutil.Process(run.pid).children(recursive=True)
+        workers = [each for each in started if not each.name().endswith("Agent")]
+        run.send_signal(signal.SIGKILL)
+    psutil.wait_procs(workers, timeout=120)
+    assert len(list(out.glob("trials/*/result.json"))) < 4
+    main(TuneConfig(sweep=file, output_dir=str(out), quiet=True, resume=True))
+    ours, theirs = (json.loads((folder / "sweep.json").read_text())["points"] for folder in (out, whole))
+    assert [(each["point"], each["figures"]) for each in ours] == [
+        (each["point"], each["figures"]) for each in theirs
+    ]
+    assert all({"return", "kl"} <= set(each["figures"]["best"] or each["figures"]["last"]) for each in ours)
+    text = (out / "report.md").read_text()
+    assert "](plots/frontier.png)" in text and "python -m pipelines.online --config" in text
+    assert yaml.safe_load((out / "best" / "online.yaml").read_text())["method"]["name"] == "rloo"
+    played = [len(path.read_text().splitlines()) for path in out.glob("trials/*/rollouts/*.jsonl")]
+    assert played == [4] * 16
 
 
 @pytest.mark.slow
@@ -441,6 +543,7 @@ def test_optuna_chooses_again_what_it_chose_before_a_kill(running, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_trial_of_two_workers_trains_as_one_of_one(whole: Path, tmp_path: Path) -> None:
     halved = TINY["train"] + " --per_device_train_batch_size 8"  # of the default 16
     changes = {"space": {"method": ["psi"], "method.c": [0.5]}, "seeds": [0], "train": halved}

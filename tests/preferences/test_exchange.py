@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
+import sqlalchemy
 
+from rl_dialog.data.database import database_url
 from rl_dialog.data.readers import find_logs, read_log
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.exchange import open_labels, trl_rows
+from rl_dialog.preferences.exchange import open_labels, take_over, trl_rows
 from rl_dialog.preferences.label_log import LabelLog
-from rl_dialog.preferences.labels import NewQuery
+from rl_dialog.preferences.labels import NewQuery, Remarks
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 
 CONTEXT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
@@ -58,7 +63,7 @@ def test_labels_of_one_log_come_into_another_once(log, other_log):
     other_log.add_query("x", "y")
     other_log.answer(other_log.lease("me").id, "me", "left")
     assert other_log.add_labels(log.labels()) == 3
-    assert unnumbered(other_log.labels()[1:]) == unnumbered(log.labels()) and other_log.state() == (4, 0)
+    assert unnumbered(other_log.labels()[1:]) == unnumbered(log.labels()) and other_log.state() == (4, 0, 0)
     assert other_log.add_labels(log.labels()) == 0 and other_log.lease("me") is None
     other_log.revoke_labeller("labeller 0")
     assert other_log.add_labels(log.labels()) == 0  # what was revoked does not come back
@@ -160,6 +165,52 @@ def test_labels_of_clips_and_of_different_contexts_are_no_rows(log, segments):
     one, other = segments.add(Reply(CONTEXT, "a")), segments.add(Reply(CONTEXT[1:], "b"))
     with pytest.raises(UserError, match="expected two replies to one context"):
         list(trl_rows([replace(label, first=one, second=other)], segments))
+
+
+def test_the_labels_of_a_run_of_an_earlier_version(log, store_url, tmp_path):
+    """Before there were plans, gold pairs and remarks."""
+    fill(log, ["left", "tie"])
+    given = log.labels()
+    with sqlalchemy.create_engine(database_url(store_url)).begin() as connection:
+        for change in ("TABLE plan", "INDEX queries_with_known_answers"):
+            connection.execute(sqlalchemy.text(f"DROP {change}"))
+        for column in ("strength", "reasons", "flag"):
+            connection.execute(sqlalchemy.text(f"ALTER TABLE answers DROP COLUMN {column}"))
+        connection.execute(sqlalchemy.text("ALTER TABLE queries DROP COLUMN gold"))
+    with pytest.raises(UserError, match="an earlier version's, which opens once .* a labeller"):
+        LabelLog(store_url, create=False)
+    for _ in range(2):
+        old, _ = open_labels(tmp_path, store_url)
+        assert old.labels() == given and old.answers()[0].strength is None
+        old.close()
+
+
+def test_nothing_is_made_in_another_programs_database(tmp_path):
+    for made in ("other (id INTEGER)", "answers (id INTEGER)"):
+        with closing(sqlite3.connect(tmp_path / "labels.db")) as connection, connection:
+            connection.execute(f"CREATE TABLE {made}")
+        with pytest.raises(UserError, match="expected a log of labels, missing"):
+            open_labels(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "labels.db")) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("other",), ("answers",)]
+
+
+def test_a_run_takes_over_what_everybody_said(tmp_path, segments):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "prefer.yaml").write_text("{}")
+    old, url = LabelLog(f"sqlite:///{tmp_path}/old/labels.db"), f"sqlite:///{tmp_path}/new.db"
+    old.set_plan(overlap=2)
+    kept = Segments(tmp_path / "old" / "clips")
+    old.add_query(*(kept.add(Reply(CONTEXT, text)) for text in ("a", "b")), validation=False)
+    for who, choice in (("ann", "left"), ("bob", "right")):
+        old.answer(old.lease(who).id, who, choice, Remarks(2, ("polite",), "odd"))
+    assert take_over(tmp_path / "old", tmp_path, url) == 2
+    log, told = LabelLog(url), attrgetter("labeller", "preference", "strength", "reasons", "flag")
+    assert [told(one) for one in log.answers()] == [told(one) for one in old.answers()]
+    assert told(log.answers()[1])[2:] == (2, ["polite"], "odd") and log.counts()["labels"] == 1
+    assert {segments[id].text for id in (log.labels()[0].first, log.labels()[0].second)} == {"a", "b"}
+    old.close()
+    log.close()
 
 
 def test_the_labels_of_a_run(tmp_path, store_url):

@@ -42,7 +42,10 @@ def open_log(store_url, clock):
     opened = []
 
     def build(**given):
+        overlap = given.pop("overlap", None)
         opened.append(LabelLog(store_url, **{"validation": 0.0, "clock": clock} | given))
+        if overlap is not None:
+            opened[-1].set_plan(overlap=overlap)
         return opened[-1]
 
     yield build
@@ -150,6 +153,16 @@ def test_old_queries_expire(log, clock):
     assert log.counts() | {"expired": 3, "labels": 1} == log.counts()
 
 
+def test_a_query_that_waits_for_a_second_opinion_does_not_expire(open_log, clock):
+    log = open_log(overlap=2)
+    ask(log, 2)
+    first = answer(log, "ann")
+    clock.now += 100
+    assert log.expire(50) == 1, "the one that nobody has answered"
+    assert log.counts() | {"second_opinions": 1, "expired": 1} == log.counts()
+    assert log.lease("bob").id == first.query and log.lease("bob") is None
+
+
 # Leases
 
 
@@ -174,7 +187,7 @@ def test_a_query_is_answered_once_and_unswapped(log, clock):
         3,
     )
     assert log.answer(query, "ann", "right") == label  # a repeated request changes nothing
-    assert log.labels() == [label] and log.state() == (1, 0)
+    assert log.labels() == [label] and log.state() == (1, 0, 0)
     assert log.lease("bob") is None
 
 
@@ -273,7 +286,7 @@ def test_wrong_answers_leave_nothing(log):
         log.answer(one, "", "left")
     with pytest.raises(UserError, match="lease it first"):  # all or none
         log.answer_many([(one, "left"), (other, "left")], "ann")
-    assert log.answers() == [] and log.state() == (0, 0)
+    assert log.answers() == [] and log.state() == (0, 0, 0)
 
 
 def test_always_left_prefers_the_first_half_of_the_time(log):
@@ -321,7 +334,7 @@ def test_counts_and_state_are_one_statement_each(log):
         log.answer_many([(query, "left") for query in log.lease_many("oracle", 100)], "oracle")
     statements = []
     sqlalchemy.event.listen(log._engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-    assert log.counts()["labels"] == 1000 and log.state() == (1000, 0)
+    assert log.counts()["labels"] == 1000 and log.state() == (1000, 0, 0)
     assert sum("SELECT" in statement for statement in statements) == 2
 
 
@@ -340,7 +353,7 @@ def test_undo_takes_the_last_answer_back_and_shows_it_again(log, clock):
         and again.swapped == shown[again.id]
         and again.until == 1030.0
     )
-    assert log.labels() == [first, by_bob] and log.state() == (3, 1) and log.lease("bob") is None
+    assert log.labels() == [first, by_bob] and log.state() == (3, 1, 0) and log.lease("bob") is None
     changed = log.answer(again.id, "ann", "left")
     assert changed.number == 4 and log.labels() == [first, by_bob, changed] and log.counts()["revoked"] == 1
     assert [(kept.choice, kept.revoked, kept.reason) for kept in log.answers()][1] == ("tie", 1000.0, "undo")
@@ -486,9 +499,8 @@ def test_a_writer_that_hangs_stops_the_others_with_an_error(open_log, monkeypatc
 
 
 def test_a_share_is_a_share(tmp_path):
-    for given in ({"overlap": -0.1}, {"validation": 1.5}):
-        with pytest.raises(UserError, match="expected a share from 0 to 1"):
-            LabelLog(f"sqlite:///{tmp_path}/labels.db", **given)
+    with pytest.raises(UserError, match="expected a share from 0 to 1"):
+        LabelLog(f"sqlite:///{tmp_path}/labels.db", validation=1.5)
     with pytest.raises(UserError, match="expected an SQLite file with a log of labels, found nothing"):
         LabelLog(f"sqlite:///{tmp_path}/labels.db", create=False)
 
@@ -497,7 +509,7 @@ def test_a_share_is_a_share(tmp_path):
 
 
 def test_a_second_opinion_is_asked_of_somebody_else_and_gives_no_second_label(open_log, clock):
-    log = open_log(overlap=1.0)
+    log = open_log(overlap=2)
     (query,) = ask(log, 1)
     assert log.lease("ann").id == query and log.lease("bob").id == query and log.lease("eve") is None
     first, second = log.answer(query, "ann", "tie"), log.answer(query, "bob", "left")
@@ -512,7 +524,7 @@ def test_a_second_opinion_is_asked_of_somebody_else_and_gives_no_second_label(op
 
 
 def test_who_skips_leaves_the_label_to_the_second_opinion(open_log):
-    log = open_log(overlap=1.0)
+    log = open_log(overlap=2)
     ask(log, 1)
     answer(log, "ann", "skip")
     assert log.labels() == [] and log.counts()["second_opinions"] == 1 and log.lease("ann") is None
@@ -521,7 +533,7 @@ def test_who_skips_leaves_the_label_to_the_second_opinion(open_log):
 
 
 def test_the_overlap_is_a_share_of_the_queries(open_log):
-    log = open_log(overlap=0.2)
+    log = open_log(overlap=1.2)
     ask(log, 1000)
     log.answer_many([(query, "left") for query in log.lease_many("ann", 1000)], "ann")
     assert abs(log.counts()["second_opinions"] / 1000 - 0.2) < 0.04
@@ -530,7 +542,7 @@ def test_the_overlap_is_a_share_of_the_queries(open_log):
 
 def test_agreement_of_two_labellers(open_log, clock):
     """Of four shared queries they agree on two, of which one is a tie: where both decided, 1 of 2."""
-    log = open_log(overlap=1.0)
+    log = open_log(overlap=2)
     ask(log, 5)
     for mine, yours in (
         ("first", "first"),
@@ -566,7 +578,7 @@ def test_noise_is_estimated_from_agreement(open_log):
     assert coin_share(1.0) == 0.0 and coin_share(0.5) == 1.0 and coin_share(0.4) == 1.0
     assert coin_share(0.95**2 + 0.05**2) == pytest.approx(0.1)
     rng = np.random.default_rng(0)
-    log = open_log(overlap=1.0)
+    log = open_log(overlap=2)
     ask(log, 2000)
     for who in ("ann", "bob"):
         wrong = rng.random(2000) < 0.15
@@ -587,7 +599,7 @@ def test_a_labeller_is_revoked_as_a_whole(log, clock):
     kept = answer(log, "ann")
     held = log.lease("eve")
     assert log.revoke_labeller("eve", "answers at random") == 2
-    assert log.labels() == [kept] and log.state() == (3, 2) and log.labeller_of(token) is None
+    assert log.labels() == [kept] and log.state() == (3, 2, 0) and log.labeller_of(token) is None
     assert [a.reason for a in log.answers()] == ["answers at random", "answers at random", None]
     refused = (
         lambda: log.lease("eve"),

@@ -71,8 +71,8 @@ class Model(RuleBasedStateMachine):
             f"sqlite:///{self.folder.name}/labels.db",
             validation=0.0,
             clock=lambda: self.now,
-            overlap=self.overlap,
         )
+        self.log.set_plan(overlap=self.overlap)
 
     @rule()
     def restart(self):
@@ -87,12 +87,15 @@ class Model(RuleBasedStateMachine):
     def add(self, pair, priority):
         id = self.log.add_query(f"a{pair}", f"b{pair}", id=f"query {pair}", priority=priority)
         if id not in [query.id for query in self.queries]:
-            self.queries.append(Asked(id, priority, 2 if self.overlap else 1, self.now))
+            self.queries.append(Asked(id, priority, self.overlap, self.now))
 
     @rule(age=st.sampled_from([5.0, 15.0]))
     def expire(self, age):
         old = [
-            q for q in self.queries if self.open_(q) and q.created < self.now - age and not self.holders(q)
+            q
+            for q in self.queries
+            if self.open_(q) and q.created < self.now - age
+            if not self.holders(q) and not self.standing(q.id)
         ]
         assert self.log.expire(age) == len(old)
         for query in old:
@@ -191,7 +194,7 @@ class Model(RuleBasedStateMachine):
             (label.number, label.query, label.labeller, label.preference) for label in self.log.labels()
         ] == labels
         kept = [answer for answer in self.answers if not answer.revoked]
-        assert self.log.state() == (len(self.answers), len(self.answers) - len(kept))
+        assert self.log.state() == (len(self.answers), len(self.answers) - len(kept), 0)
         assert [(a.query, a.choice, a.late, a.revoked is not None) for a in self.log.answers()] == [
             (a.query, a.choice, a.late, a.revoked) for a in self.answers
         ]
@@ -232,11 +235,11 @@ class Model(RuleBasedStateMachine):
 
 
 class Overlapping(Model):
-    overlap = 1.0
+    overlap = 2
 
 
 class Single(Model):
-    overlap = 0.0
+    overlap = 1
 
 
 @pytest.mark.parametrize("model", [Single, Overlapping])

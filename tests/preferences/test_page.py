@@ -224,7 +224,7 @@ def test_a_request_that_is_sent_again_counts_once(page, labelled_run):
     )
     changed = answer(ann, query, "right", **{"Idempotency-Key": "k1"})
     assert changed.status_code == 422 and "another request" in changed.json()["error"]["message"]
-    assert labelled_run.log.state() == (1, 0)
+    assert labelled_run.log.state() == (1, 0, 0)
 
     undone = ann.post("/v1/undo", json={}, headers={"Idempotency-Key": "k2"}).json()["query"]
     assert undone == query, "the pair comes back as it was shown"
@@ -234,7 +234,7 @@ def test_a_request_that_is_sent_again_counts_once(page, labelled_run):
     assert answer(ann, query, "left", **{"Idempotency-Key": "k1"}).json() == first.json(), (
         "a request that was long on its way changes nothing"
     )
-    assert labelled_run.log.state() == (2, 1) and len(labelled_run.log.labels()) == 1
+    assert labelled_run.log.state() == (2, 1, 0) and len(labelled_run.log.labels()) == 1
     bob = page("bob")
     query = lease(bob)
     assert answer(bob, query, "tie", **{"Idempotency-Key": "k1"}).json()["query"] == query["id"], (
@@ -254,6 +254,44 @@ def test_undo_goes_back_answer_by_answer(page, labelled_run):
     assert labelled_run.log.labels() == [] and ann.get("/v1/status").json()["counts"]["revoked"] == 3
 
 
+def test_remarks_come_with_an_answer(page, labelled_run):
+    labelled_run.log.set_plan(
+        guideline="# Be kind", reasons=("short",), strength=True, goal=2, gold_share=0.0
+    )
+    labelled_run.ask(4)
+    ann = page("ann")
+    plan = ann.get("/v1/status").json()["plan"]
+    assert plan | {"goal": 2, "session": 0, "strength": True, "reasons": ["short"]} == plan and len(plan) == 5
+    assert ann.get("/v1/guideline").json() == {"text": "# Be kind"}
+    query = lease(ann)
+    told = {"query": query["id"], "choice": "left", "strength": 2, "reasons": ["short"], "flag": ""}
+    assert ann.post("/v1/answers", json=told).status_code == 200
+    odd = ann.post("/v1/answers", json={"query": lease(ann)["id"], "choice": "tie", "strength": 1})
+    assert odd.status_code == 409 and "only with left or right" in odd.json()["error"]["message"]
+    (kept,) = labelled_run.log.answers()
+    assert (kept.strength, kept.reasons, kept.flag) == (2, ["short"], "")
+    assert lease(ann) is None, "one answer and one pair on the screen are the two that are asked for"
+
+
+def test_a_labeller_sees_their_own_figures_only(page, labelled_run):
+    labelled_run.log.set_plan(overlap=2)
+    labelled_run.ask(2)
+    ann, bob = page("ann"), page("bob")
+    for who in (ann, bob, bob):
+        answer(who, lease(who), "left")
+    status = ann.get("/v1/status").json()
+    assert (
+        status["counts"]
+        == status["own"]
+        == {"labels": 1, "ties": 0, "revoked": 0, "skipped": 0, "answers": 1}
+    )
+    (mine,) = ann.get("/v1/labellers").json()["labellers"].values()
+    assert not {"agreement", "shared", "noise", "gold", "gold_right", "late"} & mine.keys()
+    kim = page(token=labelled_run.log.add_labeller("kim", scopes=["labeller", "operator"]))
+    assert kim.get("/v1/status").json()["counts"]["second_opinions"] == 1
+    assert kim.get("/v1/labellers").json()["labellers"]["bob"]["shared"] == 1
+
+
 # Several labellers
 
 
@@ -263,7 +301,7 @@ def test_a_pair_of_somebody_else(page, labelled_run):
     query = lease(ann)
     assert lease(bob) is None and held(bob, query) == []
     wrong = answer(bob, query, "left")
-    assert wrong.status_code == 409 and "never" not in wrong.text and labelled_run.log.state() == (0, 0)
+    assert wrong.status_code == 409 and "never" not in wrong.text and labelled_run.log.state() == (0, 0, 0)
     bob.post("/v1/release", json={"queries": [query["id"]]})
     assert lease(bob) is None and held(ann, query) == [query["id"]], "nobody gives back what another one has"
     assert bob.post("/v1/undo", json={}).json() == {"query": None}
@@ -339,6 +377,12 @@ def test_nobody_takes_all_pairs(page, labelled_run):
     [
         ({"query": "x", "choice": "both"}, 400),
         ({"query": "x"}, 400),
+        ({"query": "x", "choice": "left", "strength": 3}, 400),
+        ({"query": "x", "choice": "left", "flag": "un\0known"}, 400),
+        ({"query": "x", "choice": "left", "reasons": "short"}, 400),
+        ({"query": "x", "choice": "left", "reasons": ["x" * 41]}, 400),
+        ({"query": "x", "choice": "left", "reasons": ["x"] * 13}, 400),
+        ({"query": "x", "choice": "left", "flag": "x" * 501}, 400),
         ({"query": "", "choice": "left"}, 400),
         ({"query": "x" * 201, "choice": "left"}, 400),
         ({"query": 3, "choice": "left"}, 400),
@@ -353,7 +397,7 @@ def test_nobody_takes_all_pairs(page, labelled_run):
 def test_answers_that_are_none(page, labelled_run, body, status):
     response = page("ann").post("/v1/answers", json=body)
     assert response.status_code == status and response.json()["error"]["message"], response.text
-    assert labelled_run.log.state() == (0, 0)
+    assert labelled_run.log.state() == (0, 0, 0)
 
 
 def test_requests_that_are_none(page, labelled_run):

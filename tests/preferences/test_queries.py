@@ -16,8 +16,10 @@ from rl_dialog.preferences.queries import (
     QueryBroker,
     QuerySettings,
     draw_pairs,
+    looks_of,
     preference_variance,
 )
+from rl_dialog.preferences.segments import Clip
 
 
 @pytest.fixture
@@ -263,7 +265,8 @@ def test_the_pool_is_bounded_by_its_size_and_by_what_is_wanted(open_log):
 
 
 def test_a_budget_is_never_exceeded(open_log):
-    log, clips = open_log(overlap=0.5), names(40)
+    log, clips = open_log(), names(40)
+    log.set_plan(overlap=1.5)
     broker = QueryBroker(log)
     for wanted in [3, 3, 10, 8, 25, 30, 30, 30, 30, 30]:
         broker.refill(clips, wanted=wanted)
@@ -303,3 +306,33 @@ def test_files_are_written_before_a_query_is_offered(open_log):
     with pytest.raises(OSError):
         broker.refill(names(20), wanted=100, pool=50, store=failing)
     assert log.counts()["waiting"] == 0 and broker.asked == log.pairs()
+
+
+def test_looks_are_ranks_of_what_is_seen_and_done():
+    """By hand: means 0, 2 and 700 of the first number are ranks 0, 1/2 and 1, padding left out."""
+
+    def clip(numbers, actions, steps=2):
+        seen = np.array(numbers, np.float32)[:, None]
+        return Clip(seen, np.array(actions), np.zeros(len(seen), np.float32), steps)
+
+    found = looks_of([clip([1, 3], [0, 0]), clip([600, 800], [1, 1]), clip([0, 0, 9], [1, 0, 0])])
+    assert found.tolist() == [[0.5, 0.5, 0], [1, 1, 1], [0, 0, 0.5]]
+    pictures = np.zeros((2, 84, 84, 4), np.uint8)
+    assert looks_of([Clip(pictures, np.zeros(2), np.zeros(2, np.float32), 2)]).shape == (1, 2 * 14 * 14 + 1)
+
+
+def test_before_there_is_a_reward_clips_are_asked_about_that_look_unlike(open_log):
+    """Of two clips in a hundred that look unlike all others far more is asked than chance would; a quarter is
+    any. With a reward the disputed pairs come instead."""
+    clips, looks = names(100), np.zeros((100, 1))
+    looks[:2] = 1
+    rare = set(clips[:2])
+    settings = QuerySettings(selection="informative")
+    pairs = choose(open_log(), settings, clips=clips, number=40, looks=looks)
+    with_rare = sum(bool(rare & set(pair)) for pair in pairs)
+    anyway = choose(open_log(), QuerySettings(), clips=clips, number=40, looks=looks)
+    assert 10 <= with_rare <= 32 and sum(bool(rare & set(pair)) for pair in anyway) <= 5
+    returns = np.zeros((3, 100))
+    returns[0, 50:] = 5
+    pairs = choose(open_log(), settings, clips=clips, number=40, looks=looks, returns=returns)
+    assert sum((one < clips[50]) != (other < clips[50]) for one, other in pairs) >= 30

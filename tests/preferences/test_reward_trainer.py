@@ -1,7 +1,7 @@
 """Fitting a reward to labels: what it finds, what it must not look at, and that a resumed run goes on as the
 uninterrupted one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 from rl_dialog.errors import UserError
 from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
-from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining
+from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, _Pairs
 from rl_dialog.preferences.segments import Clip
 
 LENGTH = 5
@@ -291,3 +291,70 @@ def test_the_normaliser_is_of_the_newest_clips_without_their_padding():
 def test_settings_that_cannot_be(wrong):
     with pytest.raises(UserError, match="expected"):
         RewardTraining(**wrong)
+
+
+def test_what_unseen_labels_confirm():
+    """Labels of the true reward confirm it, those of a coin do not, and a few do not suffice; ties count for
+    nothing."""
+    segments = clips(300)
+    given = labels(segments, 300) + labels(segments, 60, seed=1, validation=True)
+    made = trainer(given, segments, learning_rate=3e-3, confirm=True)
+    metrics = made.fit(30)
+    assert metrics["confirmed"] == 1 == made.model.confirmed and metrics["temperature"] < 4
+    coin = np.random.default_rng(0)
+    tossed = [replace(label, preference=float(coin.integers(2))) for label in given]
+    made = trainer(tossed, segments, learning_rate=3e-3, confirm=True)
+    assert made.fit(30)["confirmed"] == 0 == made.model.confirmed
+    ties = [replace(label, preference=0.5) for label in given[7:]]
+    metrics = trainer(given[:7] + ties, segments, learning_rate=3e-3, confirm=True).fit(30)
+    assert metrics["confirmed"] == 0 and metrics["unseen_labels"] < 8
+    made.settings = replace(made.settings, confirm=False)  # a run that goes on without
+    made.fit(1)
+    assert made.model.confirmed == 1
+
+
+def test_a_label_is_unseen_to_the_members_that_bagging_kept_it_from():
+    """The mean difference of the two members that have not seen the only label."""
+    segments = clips(2)
+    first, second = segments
+    made = trainer([Label("q", first, second, 1.0)], segments)
+    pairs = _Pairs(made.train_pairs, made.clips, torch.tensor([[1.0], [0.0], [0.0]]), 0.0)
+    with torch.no_grad():
+        difference, preferred = made._unseen(pairs, pairs.counts == 0)
+    one, other = made.returns(list(segments.values())).T  # (M,) each
+    assert difference.item() == pytest.approx((one - other)[1:].mean(), abs=1e-5)
+    assert difference.item() != pytest.approx((one - other).mean(), abs=1e-3) and preferred.tolist() == [1]
+
+
+def test_fitting_stops_when_validation_labels_say_enough():
+    """The best pass's weights are kept; of a coin's labels this is an early one."""
+    segments, coin = clips(60), np.random.default_rng(0)
+    given = labels(segments, 120) + labels(segments, 60, seed=1, validation=True)
+    tossed = [replace(label, preference=float(coin.integers(2))) for label in given]
+    patient = trainer(tossed, segments, learning_rate=1e-2, patience=5)
+    metrics = patient.fit(100)
+    assert patient.epochs < 60
+    held_out = _Pairs(patient.validation_pairs, patient.clips, None, 0.0)
+    assert patient.evaluate(held_out)["loss"] == pytest.approx(metrics["validation_loss"])
+    tireless = trainer(tossed, segments, learning_rate=1e-2).fit(100)
+    assert metrics["validation_loss"] < tireless["validation_loss"] - 0.05
+
+
+def test_observations_are_normalised_by_labelled_clips():
+    segments = clips(40)
+    given = labels(segments, 30)
+    made = trainer(given, segments, config=replace(SHAPE, normalise_observations=True))
+    made.fit(1)
+    used = {id for label in given for id in (label.first, label.second)}
+    seen = np.concatenate([segments[id].observations for id in used])
+    np.testing.assert_allclose(made.model.observations.mean, seen.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(made.model.observations.variance, seen.var(0), rtol=1e-3)
+
+
+def test_a_reward_of_before_actions_were_cut_is_taken(tmp_path):
+    shape = RewardModelConfig((2,), 1, discrete=False, hidden=(8,))
+    RewardTrainer(RewardModel(shape)).save(tmp_path, version=3)
+    new = RewardTrainer(RewardModel(replace(shape, action_limit=1.0)))
+    assert new.load(tmp_path) == 3 and new.model.config.action_limit == 1
+    with pytest.raises(UserError, match="expected a reward model of the shape"):
+        RewardTrainer(RewardModel(replace(shape, members=2))).load(tmp_path)

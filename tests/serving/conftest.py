@@ -45,17 +45,28 @@ def serving(settings, **options):
         assert not thread.is_alive()
 
 
-@pytest.fixture
-def settings(checkpoints, tmp_path):
+def small(checkpoints, folder):
     return ServeSettings(
         models=checkpoints,
-        store=f"sqlite:///{tmp_path}/chats.db",
+        store=f"sqlite:///{folder}/chats.db",
         needs_key=False,
         max_tokens=12,
         max_prompt_length=96,
         threads=1,
         drain=5,
     )
+
+
+@pytest.fixture
+def settings(checkpoints, tmp_path):
+    return small(checkpoints, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def one_server(shared_checkpoints, tmp_path_factory):
+    """`serving` with the two checkpoints, one for all tests of a file that leave nothing behind in it."""
+    with serving(small(shared_checkpoints, tmp_path_factory.mktemp("server"))) as found:
+        yield found
 
 
 @pytest.fixture

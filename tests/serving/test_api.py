@@ -365,17 +365,17 @@ def test_the_pages_routes(serve):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_requests_say_what_is_wrong(serve, body, status, words, stream):
-    with serve() as (url, _, store):
-        answer = httpx.post(
-            f"{url}/v1/chat/completions",
-            content=json.dumps(body | {"stream": stream}),
-            headers={"Content-Type": "application/json"},
-        )
-        error = answer.json()["error"]
-        assert (answer.status_code, set(error)) == (status, {"message", "type", "param", "code"})
-        assert words in error["message"]
-        assert store.counts()["turns"] == 0
+def test_bad_requests_say_what_is_wrong(one_server, body, status, words, stream):
+    url, _, store = one_server
+    answer = httpx.post(
+        f"{url}/v1/chat/completions",
+        content=json.dumps(body | {"stream": stream}),
+        headers={"Content-Type": "application/json"},
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, set(error)) == (status, {"message", "type", "param", "code"})
+    assert words in error["message"]
+    assert store.counts()["turns"] == 0
 
 
 def test_broken_bodies(serve):
@@ -539,10 +539,22 @@ def test_a_reply_is_stored_before_it_is_complete(serve, monkeypatch):
         assert "[DONE]" not in text and '"finish_reason": "' not in text and '"server_error"' in text
 
 
+def test_an_empty_reply_has_no_tokens_to_tell_of(serve):
+    with serve() as (url, models, store):
+        end = models.served["ilql"].tokenizer.eos_token_id
+        asked = {"logprobs": True, "return_values": True, "logit_bias": {str(end): 100}}
+        body = {"model": "ilql", "messages": TALK} | asked
+        (choice,) = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+        assert choice["logprobs"]["content"] == choice["values"]["content"] == []
+
+
 def test_store_false_leaves_nothing_behind(serve):
     with serve() as (url, _, store):
         answer = httpx.post(
-            f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "store": False}, timeout=30
+            f"{url}/v1/chat/completions",
+            json={"model": "bc", "messages": TALK, "seed": 3, "store": False},
+            timeout=30,
         ).json()
         assert answer["choices"][0]["message"]["content"] and answer["chat_id"] is None
         assert store.counts() == {"chats": 0, "turns": 0, "votes": 0, "ratings": 0}

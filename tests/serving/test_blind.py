@@ -77,7 +77,13 @@ def test_every_arm_looks_the_same(serve, arms):
 def test_values_are_shown_where_nothing_is_compared(serve):
     with serve(split={"ilql": 1.0}) as (url, *_):
         chat = httpx.post(f"{url}/v1/chats", json={}).json()
-        body = {"model": "assigned", "chat_id": chat["id"], "messages": TALK, "return_values": True}
+        body = {
+            "model": "assigned",
+            "chat_id": chat["id"],
+            "messages": TALK,
+            "seed": 3,
+            "return_values": True,
+        }
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
         assert chat["has_values"] and answer["choices"][0]["values"]["content"][0]["q"] is not None
 

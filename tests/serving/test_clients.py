@@ -121,7 +121,9 @@ def terminal():
         each.close()
 
 
-@pytest.mark.parametrize("with_key", [False, True], ids=["open", "key"])
+@pytest.mark.parametrize(
+    "with_key", [pytest.param(False, marks=pytest.mark.slow, id="open"), pytest.param(True, id="key")]
+)
 def test_transformers_chat(serve, friend, terminal, with_key):
     program = str(Path(sys.executable).parent / "transformers")
     with serve(models={"friend": friend}, max_tokens=40, needs_key=with_key) as (url, _, store):

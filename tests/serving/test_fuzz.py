@@ -26,7 +26,7 @@ from rl_dialog.methods import ILQL
 
 MODELS = ("bc", "ilql", "sign")
 effort = pytest.mark.parametrize(
-    "effort", [1, pytest.param(9, marks=pytest.mark.slow)], ids=["short", "long"]
+    "effort", [1, pytest.param(9, marks=[pytest.mark.slow, pytest.mark.long])], ids=["short", "long"]
 )
 
 

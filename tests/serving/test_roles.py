@@ -35,6 +35,7 @@ LABELS = {
     **{("POST", f"/v1/{name}"): ("labeller",) for name in ("lease", "renew", "release", "answers", "undo")},
     ("GET", "/v1/segments/{id}.png"): ("labeller",),
     ("GET", "/v1/status"): ("labeller",),
+    ("GET", "/v1/guideline"): ("labeller",),
     ("GET", "/v1/labellers"): ("labeller", "operator"),
     ("GET", "/v1/run"): WATCHERS,
     ("GET", "/v1/metrics"): WATCHERS,

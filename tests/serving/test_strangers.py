@@ -193,9 +193,10 @@ def unread(port, sent):
 
 
 def held(port):
-    """The server's connections that are open, or closed with an answer that waits for its client."""
+    """The server's connections that are open, or closed with an answer that waits for its client. A client at
+    another of the machine's addresses may have the port's number too."""
     connections = psutil.Process().net_connections("tcp")
-    return [each for each in connections if each.laddr.port == port and each.raddr]
+    return [each for each in connections if each.laddr == ("127.0.0.1", port) and each.raddr]
 
 
 def test_clients_that_read_nothing_are_ended(served):
@@ -277,6 +278,25 @@ def proxied(port):
         proxy.wait(10)
 
 
+def unless_reset(place):
+    """A connection with half a request, or None where the proxy resets it before all of that is sent."""
+    try:
+        return connected(place, HEAD)
+    except (ConnectionResetError, BrokenPipeError):
+        return None
+
+
+def wait_for_room(url):
+    """Until the proxy has noticed that connections were closed."""
+    for _ in range(100):
+        try:
+            assert httpx.get(f"{url}/health").status_code == 200
+            return
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise AssertionError("expected the proxy to take a connection again, got none for 10 s")
+
+
 def resident(pid):
     """MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -302,19 +322,20 @@ def test_the_proxy_keeps_strangers_out(served):
         assert all(connection.recv(65536).startswith(b"HTTP/1.1 401") for connection in strangers)
         for connection in strangers:
             connection.close()
+        wait_for_room(url)
         assert resident(pid) - before < 20
         too_long = connected(place, with_key(key) + b"Content-Length: 99999999\r\n\r\n")
         assert too_long.recv(65536).startswith(b"HTTP/1.1 413")
         half, trickling = [connected(place, HEAD) for _ in range(30)], connected(place, HEAD)
         assert trickled(trickling, b"X", pause=0.5, until=15)
         assert all(ends(connection)[1] < 15 for connection in half)
-        many = [connected(place, HEAD) for _ in range(60)]
+        many = [connection for _ in range(60) if (connection := unless_reset(place))]
         time.sleep(2)  # the proxy's threads count in any order: not the last ten must be those refused
         refused, _, _ = select.select(many, [], [], 0)
-        assert len(refused) >= 10
+        assert 60 - len(many) + len(refused) >= 10
         for connection in many:
             connection.close()
-        time.sleep(0.5)
+        wait_for_room(url)
         body = connected(place, with_key(key) + LONG)
         assert trickled(body, b" ", pause=0.5, until=40)
         assert httpx.get(f"{url}/health").status_code == 200

@@ -10,7 +10,9 @@ import os
 import shutil
 import socket
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
 import numpy as np
@@ -123,10 +125,17 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def _worker(
-    rank: int, world: int, port: int, folder: str, methods: list[str], config: TrainerConfig
-) -> None:
-    """Trains one method after the other: two processes that import torch take longer than all of them."""
+def _two_processes(worker: Callable[..., None], *arguments: object) -> None:
+    """worker(rank, 2, port, *arguments) in two processes, forked from one that has imported this file:
+    importing torch takes longer than all of the training."""
+    set_forkserver_preload([__name__])
+    multiprocessing.start_processes(
+        worker, args=(2, free_port(), *arguments), nprocs=2, start_method="forkserver"
+    )
+
+
+def _worker(rank: int, world: int, port: int, folder: str, methods: list[str], config: TrainerConfig) -> None:
+    """Trains one method after the other."""
     _join(rank, world, port)
     for method in methods:
         trainer = plain_descent(make_trainer(Path(folder, method), method, config))
@@ -157,7 +166,7 @@ def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     for method in chosen:
         (folder / method).mkdir()
     config = TrainerConfig(per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHARED)
-    multiprocessing.spawn(_worker, args=(2, free_port(), str(folder), chosen, config), nprocs=2)
+    _two_processes(_worker, str(folder), chosen, config)
     return folder
 
 
@@ -699,7 +708,7 @@ def _learn_in_two_units(rank: int, world: int, port: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_unit_of_rewards_changes_nothing_for_two_workers(tmp_path: Path) -> None:
-    multiprocessing.spawn(_learn_in_two_units, args=(2, free_port(), str(tmp_path)), nprocs=2)
+    _two_processes(_learn_in_two_units, str(tmp_path))
 
 
 def test_the_spread_of_returns() -> None:
@@ -913,6 +922,10 @@ def test_rewards_on_last_replies_alone_are_outcomes(tmp_path: Path) -> None:
     given = make_trainer(tmp_path / "zeros", "ilql", config, rows=zeros)
     outcome.train(), given.train()
     assert all(torch.equal(value, parameters(given)[name]) for name, value in parameters(outcome).items())
+    later = {"later_rewards": zeros[0].rewards[-1:], "later_tokens": np.array([1], np.int32)}
+    unrated = replace(rows[0], rewards=np.full_like(rows[0].rewards, np.nan), truncated=True, **later)
+    cut = make_trainer(tmp_path / "cut", "ilql", config, rows=[unrated, *only_last(rows)]).train_rows[0]
+    assert not cut.rewards.any(), "those of a dialog that was cut come before its outcome too"
     some = only_last(rows[:6]) + rows[6:]
     assert any(
         np.isnan(row.rewards).any()

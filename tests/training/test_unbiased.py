@@ -24,12 +24,10 @@ HALF = pytest.approx(0.5, abs=0.02)
 CONFIG = TrainerConfig(
     per_device_train_batch_size=32, max_steps=600, learning_rate=5e-3, report_to="none", logging_steps=600
 )
-# Rewards that say nothing leave kto no slope, and long steps would go astray along it; the returns that mc
-# fits are 0 or 1 and never their mean, so with long steps Q goes on wandering by a hundredth, which beta
-# makes more of; dt begins with tokens that the clone does not know.
+# Rewards that say nothing leave kto no slope, and long steps would go astray along it; dt begins with tokens
+# that the clone does not know.
 STEPS = {
     KTO: replace(CONFIG, learning_rate=2e-4),
-    MCReturns: replace(CONFIG, learning_rate=5e-4),
     DT: replace(CONFIG, max_steps=1200),
 }
 SLOW = [SARSA(gamma=1.0), MCReturns(gamma=1.0), KLControl(gamma=1.0, tau=0.5), DT(), KTO()]
@@ -40,19 +38,28 @@ METHODS = [
 ]
 
 
-def rows_of(tokenizer) -> list[Row]:  # noqa: ANN001
-    """Each reply 64 times, half of them with reward 1: four updates an epoch, and their rows differ in length
-    by a factor of four."""
+COIN = [0.0, 1.0] * 32
+LOTTERY = [64.0] + [0.0] * 63
+
+
+def rows_of(tokenizer, rewards: list[float] = COIN) -> list[Row]:  # noqa: ANN001
+    """Each reply with each of 64 rewards: four updates an epoch, and their rows differ in length by a factor
+    of four."""
     dialogs = [
-        Dialog(f"{text[:3]}-{i}", [*ASK, {"role": "assistant", "content": text, "reward": float(i % 2)}])
-        for i in range(64)
+        Dialog(f"{text[:3]}-{i}", [*ASK, {"role": "assistant", "content": text, "reward": reward}])
+        for i, reward in enumerate(rewards)
         for text in (SHORT, LONG)
     ]
     return [row for dialog in dialogs for row in tokenize(dialog, tokenizer)]
 
 
 def learn(
-    method: Method, folder: Path, *, start: Policy | None = None, config: TrainerConfig = CONFIG
+    method: Method,
+    folder: Path,
+    *,
+    start: Policy | None = None,
+    config: TrainerConfig = CONFIG,
+    rewards: list[float] = COIN,
 ) -> tuple[Policy, object]:
     tokenizer = method.extend_tokenizer(train_tokenizer(["well yes no"] * 3, vocab_size=280))
     torch.manual_seed(0)
@@ -70,7 +77,7 @@ def learn(
     prior = Prior([load_lm(MODEL, tokenizer)]) if method.uses_prior else None
     if prior is not None:
         prior.members[0].lm.load_state_dict(lm.state_dict())
-    Trainer(policy, tokenizer, rows_of(tokenizer), [], config, folder, prior=prior).train()
+    Trainer(policy, tokenizer, rows_of(tokenizer, rewards), [], config, folder, prior=prior).train()
     return policy.eval(), tokenizer
 
 
@@ -107,6 +114,15 @@ def test_neither_chances_nor_values_depend_on_length(method: Method, clone, tmp_
     assert chance_of_short(policy, tokenizer) == HALF
     if method.heads.v:
         assert first_value(policy, tokenizer) == HALF
+
+
+def test_a_surprise_counts_its_share(clone, tmp_path: Path) -> None:  # noqa: ANN001
+    """One reply of 64 earns 64, eight spreads of the returns: values are means, however rare what they are
+    the means of."""
+    method, config = ILQL(gamma=1.0, tau=0.5), replace(CONFIG, max_steps=300)
+    policy, tokenizer = learn(method, tmp_path, start=clone[0], config=config, rewards=LOTTERY)
+    assert chance_of_short(policy, tokenizer) == HALF
+    assert first_value(policy, tokenizer) == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ POST /v1/renew, /v1/release leases go on while somebody is there, and end when t
 POST /v1/answers, /v1/undo  acknowledged after the log has committed; with an Idempotency-Key a request may be
                             sent again
 GET  /v1/segments/ID.png    all frames of a clip on one sheet
+GET  /v1/guideline          what labellers read first
 GET  /v1/status, /v1/labellers, /v1/run, /v1/metrics, /health
 """
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,10 +32,13 @@ from starlette.exceptions import HTTPException
 from rl_dialog.data.database import UNAVAILABLE, plain_reason
 from rl_dialog.data.keys import ANYBODY, Key
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.agreement import doubts
 from rl_dialog.preferences.frames import Draw, Sheet, sheet
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.label_log import Query as Pair
+from rl_dialog.preferences.labels import Remarks
 from rl_dialog.preferences.page.desk import MOST_LEASES, Desk
+from rl_dialog.preferences.plan import LONGEST_REASON, MOST_REASONS, Plan
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Segment, Segments
 
@@ -53,6 +58,7 @@ SHEETS = 64  # kept in memory, the latest
 bearer, routes = HTTPBearer(auto_error=False), APIRouter()
 
 QueryId = Annotated[str, Field(min_length=1, max_length=200)]
+Reason = Annotated[str, Field(min_length=1, max_length=LONGEST_REASON)]
 SegmentId = Annotated[str, InPath(pattern="^[0-9a-f]{64}$")]
 Idempotency = Annotated[str, Header(max_length=100)]
 
@@ -64,6 +70,16 @@ class _Asked(BaseModel):
 class Answer(_Asked):
     query: QueryId
     choice: Literal["left", "right", "tie", "skip"]
+    strength: Literal[1, 2] | None = None
+    reasons: Annotated[list[Reason], Field(max_length=MOST_REASONS)] = []
+    flag: Annotated[str, Field(max_length=500)] | None = None
+
+    @property
+    def remarks(self) -> Remarks:
+        try:
+            return Remarks(self.strength, tuple(self.reasons), self.flag)
+        except UserError as error:  # a text that no database holds
+            raise HTTPException(400, str(error)) from None
 
 
 class Held(_Asked):
@@ -234,9 +250,8 @@ def answer(
     body: Annotated[Answer, Body()], page: Here, who: Labeller, idempotency_key: Idempotency = ""
 ) -> dict[str, Any]:
     desk = page.desk
-    return desk.once(
-        who, idempotency_key, body.model_dump(), lambda: desk.answer(who, body.query, body.choice)
-    )
+    act = lambda: desk.answer(who, body.query, body.choice, body.remarks)  # noqa: E731
+    return desk.once(who, idempotency_key, body.model_dump(), act)
 
 
 @routes.post("/v1/undo")
@@ -258,17 +273,40 @@ def picture(id: SegmentId, page: Here, _: Labeller) -> Response:
 
 @routes.get("/v1/status")
 def status(page: Here, key: Annotated[Key, Depends(having("labeller"))]) -> dict[str, Any]:
-    run = page.files.status() if page.files else {}
+    """Where the run stands, for who may see it; to others only what they gave themselves: a count that an
+    answer to a gold pair leaves as it is would tell which pairs these are."""
+    log, run = page.desk.log, page.files.status() if page.files else {}
     labels = {name: run.get(name) for name in ("labels_wanted", "label_budget")}
     sees_run = page.files is not None and key.may("operator", "metrics")
-    return {"labeller": key.name, "sees_run": sees_run, "counts": page.desk.log.counts(), **labels}
+    own = log.own_counts(key.name)
+    counts = log.counts() if key.may("operator", "metrics") else own
+    who = {"labeller": key.name, "sees_run": sees_run, "sees_all": counts is not own}
+    return who | {"counts": counts, "own": own, "plan": _plan(log.plan), **labels}
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    """What the page needs of it; how often a pair is gold is nothing for labellers."""
+    shown = {name: getattr(plan, name) for name in ("goal", "session", "strength", "reasons")}
+    guideline = hashlib.sha256(plan.guideline.encode()).hexdigest()[:16] if plan.guideline else ""
+    return shown | {"guideline": guideline}
+
+
+@routes.get("/v1/guideline")
+def guideline(page: Here, _: Labeller) -> dict[str, str]:
+    return {"text": page.desk.log.plan.guideline}
+
+
+OWN = ("active", "labels", "ties", "skips", "revoked", "seconds", "left_share", "flags")
 
 
 @routes.get("/v1/labellers")
 def labellers(page: Here, key: LabellerOrOperator) -> dict[str, Any]:
+    """Everybody's figures for operators; a labeller's own without what others, or gold pairs, say of them."""
     everybody = page.desk.log.labellers()
-    seen = everybody if key.may("operator") else {key.name} & everybody.keys()
-    return {"labellers": {name: everybody[name] for name in seen}}
+    if key.may("operator"):
+        return {"labellers": {name: of | {"doubts": doubts(of)} for name, of in everybody.items()}}
+    own = everybody.get(key.name)
+    return {"labellers": {key.name: {name: own[name] for name in OWN}} if own else {}}
 
 
 @routes.get("/v1/run")

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from rl_dialog.preferences.label_log import LabelLog, Query
+from rl_dialog.preferences.labels import Remarks
 
 MOST_LEASES = 8  # of one labeller at a time: two in each of four windows
 REMEMBERED = 10_000  # answers to requests that may be sent again
@@ -39,6 +40,9 @@ class Desk:
                 raise HTTPException(
                     429, f"{len(held)} pairs are open in your windows: answer one or close a window"
                 )
+            goal = self.log.plan.goal
+            if goal and self.log.own_counts(who)["answers"] + len(held) >= goal:
+                return None
             pair = self.log.lease(who, self.seconds)
             if pair is not None:
                 held[pair.id] = now + self.seconds
@@ -58,9 +62,9 @@ class Desk:
                 self.log.renew(query, who, 0.0)
             self._drop(who, queries)
 
-    def answer(self, who: str, query: str, choice: str) -> dict[str, Any]:
+    def answer(self, who: str, query: str, choice: str, remarks: Remarks) -> dict[str, Any]:
         try:
-            label = self.log.answer(query, who, choice)
+            label = self.log.answer(query, who, choice, remarks)
         except KeyError as error:
             raise HTTPException(404, str(error.args[0])) from None
         except ValueError as error:

@@ -116,6 +116,7 @@ def test_simulated_users_are_measured_with_their_memory(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_prepare_is_measured_with_its_memory(tmp_path):
     out = tmp_path / "prepare"
     small = ("--conversations", 200, "--turns", 2, "--exchanges", 30, "--turn_bytes", 100)

@@ -2,6 +2,8 @@
 // Text from the server is only ever set as text, never as markup.
 
 import { get, getBlob, kept, pageSettings, pause, post, takeTokenFromAddress } from "./api.js";
+import { markDifference } from "./difference.js";
+import { exampleOf, markdown, messageOf } from "./markdown.js";
 import { Outbox } from "./outbox.js";
 import { Player } from "./player.js";
 
@@ -11,6 +13,8 @@ const EMPTY = 1; // seconds between two questions for a pair while there is none
 const FLASH = 0.12; // seconds that an answer is shown before the next pair
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const CHOICES = { left: "left is better", right: "right is better", tie: "equal", skip: "can’t tell" };
+const STRENGTHS = { 1: "slightly", 2: "much" };
+const NO_PLAN = { goal: 0, session: 0, strength: false, reasons: [], guideline: "" };
 const KEYS = {
   ArrowLeft: "left", l: "left", ArrowRight: "right", r: "right", ArrowUp: "tie", e: "tie", ArrowDown: "skip", " ": "skip", Enter: "skip",
 };
@@ -28,6 +32,11 @@ const state = {
   active: Date.now(), // when somebody last did something
   offline: false,
   status: null,
+  plan: NO_PLAN, // what the status says of how the run is labelled
+  remarks: { reasons: [], flag: null }, // of the pair on the screen
+  difference: kept.get("difference") ?? true, // are differences of replies marked?
+  plain: kept.get("plain") ?? false, // are replies shown as they were written?
+  onBreak: false,
 };
 const outbox = new Outbox({ changed: () => tell(), done: wasTaken, refused: wasRefused });
 
@@ -162,7 +171,7 @@ function release(queries, options) {
 
 function somebodyIsThere() {
   state.active = Date.now();
-  if (!state.away) return;
+  if (!state.away || state.onBreak) return;
   state.away = false;
   present();
   fill();
@@ -180,6 +189,7 @@ addEventListener("beforeunload", (event) => outbox.size && event.preventDefault(
 /** Shows the first pair of the queue, or that there is none. `why` is told to screen readers with it. */
 async function present(why = "") {
   kept.set("queue", state.queue.map(({ query }) => query));
+  if (state.shown !== state.queue[0]) clearRemarks();
   const first = state.queue[0] ?? null;
   if (state.shown === first && first) return tell();
   state.shown = null;
@@ -211,7 +221,7 @@ function showClips(query, found) {
   $("context").hidden = true;
   sides.forEach((side, n) => {
     const clip = query[side.id];
-    side.querySelector(".reply").textContent = "";
+    side.querySelector(".reply").replaceChildren();
     side.querySelector("canvas").setAttribute("aria-label", `${side.id} clip, ${found[n] ? clip.frames : 0} frames${clip.ended ? ", the episode ends" : ""}`);
   });
   player.show([query.left, query.right].map((clip, n) => ({ ...clip, picture: found[n] })));
@@ -219,18 +229,154 @@ function showClips(query, found) {
 
 function showReplies(query) {
   player.clear();
-  const names = { user: "User", assistant: "Bot", system: "Instructions" };
+  const names = { user: "User", assistant: "Bot", system: "Instructions", tool: "Tool" };
   const messages = query.left.context.map(({ role, content }) => {
     const item = $("message-template").content.cloneNode(true).querySelector("li");
     item.classList.add(role);
     item.querySelector(".role").textContent = names[role] ?? role;
-    item.querySelector("p").textContent = content;
+    write(item.querySelector(".text"), content, role);
     return item;
   });
   $("context").replaceChildren(...messages);
   $("context").hidden = false;
-  sides.forEach((side) => (side.querySelector(".reply").textContent = query[side.id].text));
+  const replies = sides.map((side) => side.querySelector(".reply"));
+  sides.forEach((side, n) => write(replies[n], query[side.id].text, "assistant"));
+  for (const reply of replies) reply.scrollTop = 0;
+  const marked = state.difference && markDifference(...replies);
+  $("show-difference").classList.toggle("in-vain", state.difference && !marked);
+  $("pair").scrollTop = 0;
   $("context").scrollTop = $("context").scrollHeight;
+}
+
+/** Markdown, calls of tools, or as it was written. */
+function write(place, text, role) {
+  place.classList.toggle("plain", state.plain);
+  place.replaceChildren(...(state.plain ? (text ? [text] : []) : messageOf(text, role)));
+}
+
+/** Turns differences or plain text on or off, for this pair and those to come. */
+function toggleView(name) {
+  state[name] = !state[name];
+  kept.set(name, state[name]);
+  tellViews();
+  if (state.shown && !$("context").hidden) showReplies(state.shown.query);
+}
+
+function tellViews() {
+  $("show-difference").setAttribute("aria-pressed", state.difference);
+  $("show-plain").setAttribute("aria-pressed", state.plain);
+}
+
+// ---- The plan: reasons, strength, guideline, progress, breaks
+
+/** Takes what the status says of the plan, where it is something else than before. */
+function takePlan(plan) {
+  if (JSON.stringify(plan) === JSON.stringify(state.plan)) return;
+  state.plan = plan;
+  for (const button of document.querySelectorAll(".much")) button.hidden = !plan.strength;
+  $("choices").classList.toggle("strengths", plan.strength);
+  for (const part of document.querySelectorAll("[data-if]")) part.hidden = !(plan[part.dataset.if]?.length ?? plan[part.dataset.if]);
+  $("guide-button").hidden = !plan.guideline;
+  $("reasons").hidden = !plan.reasons.length;
+  $("reasons").replaceChildren(...plan.reasons.map(reasonButton));
+  clearRemarks();
+  if (plan.guideline && remembered("guideline") !== plan.guideline) openGuide();
+}
+
+function reasonButton(reason) {
+  const button = Object.assign(document.createElement("button"), { type: "button", textContent: reason });
+  button.setAttribute("aria-pressed", false);
+  button.addEventListener("click", () => toggleReason(reason));
+  return button;
+}
+
+function toggleReason(reason) {
+  if (!state.shown || state.busy) return;
+  const { reasons } = state.remarks;
+  state.remarks.reasons = reasons.includes(reason) ? reasons.filter((one) => one !== reason) : [...reasons, reason];
+  tellRemarks();
+}
+
+function clearRemarks() {
+  state.remarks = { reasons: [], flag: null };
+  tellRemarks();
+}
+
+function tellRemarks() {
+  const { reasons, flag } = state.remarks;
+  for (const button of $("reasons").children) button.setAttribute("aria-pressed", reasons.includes(button.textContent));
+  $("flag").setAttribute("aria-pressed", flag !== null);
+  $("flag").querySelector("span").textContent = flag === null ? "Flag" : "Flagged";
+}
+
+function openFlag() {
+  if (!state.shown || state.busy) return;
+  $("flag-text").value = state.remarks.flag ?? "";
+  $("flag-drop").hidden = state.remarks.flag === null;
+  $("flag-dialog").showModal();
+}
+
+function setFlag(flag) {
+  state.remarks.flag = flag;
+  $("flag-dialog").close();
+  tellRemarks();
+}
+
+async function openGuide() {
+  if ($("guide-dialog").open) return;
+  const { text } = await get("v1/guideline").catch((error) => ({ text: error.message }));
+  $("guide").replaceChildren(...markdown(text, { example: exampleOf }));
+  if (!document.querySelector("dialog[open]")) $("guide-dialog").showModal();
+  $("guide").scrollTop = 0;
+  remember("guideline", state.plan.guideline);
+}
+
+/** Kept beyond this window, so that a guideline that was read does not open by itself again. */
+function remember(name, value) {
+  try {
+    localStorage.setItem(`rl_dialog.labels.${name}`, value);
+  } catch {
+    kept.set(name, value);
+  }
+}
+
+function remembered(name) {
+  try {
+    return localStorage.getItem(`rl_dialog.labels.${name}`);
+  } catch {
+    return kept.get(name);
+  }
+}
+
+/** Answers since the last break, and when the first of them was given. */
+const session = kept.get("session") ?? { answers: 0, began: Date.now() };
+
+function countForBreak() {
+  if (!session.answers) session.began = Date.now();
+  session.answers += 1;
+  const { session: size, goal } = state.plan;
+  const own = state.status?.own.answers ?? 0;
+  if (size && session.answers >= size && !(goal && own >= goal)) takeBreak(own);
+  kept.set("session", session);
+}
+
+function takeBreak(own) {
+  const minutes = Math.max(1, Math.round((Date.now() - session.began) / 60_000));
+  const { goal } = state.plan;
+  const many = `${session.answers} answers in ${minutes} minute${minutes === 1 ? "" : "s"}.`;
+  $("break-text").textContent = goal ? `${many} You have given ${own.toLocaleString()} of ${goal.toLocaleString()}.` : `${many} ${own.toLocaleString()} in all.`;
+  $("break-dialog").querySelector(".bar-of").hidden = !goal;
+  $("break-dialog").style.setProperty("--share", goal ? Math.min(1, own / goal) : 0);
+  state.onBreak = true;
+  session.answers = 0;
+  leave();
+  $("break-dialog").showModal();
+}
+
+function endBreak() {
+  if (!state.onBreak) return;
+  state.onBreak = false;
+  somebodyIsThere();
 }
 
 /** Is an answer being taken back? Until its pair is there again, no other one is answered. */
@@ -241,31 +387,49 @@ function tell(problem = "") {
   const { status, away, offline } = state;
   for (const button of document.querySelectorAll(".choice")) button.disabled = !state.busy && (!state.shown || undoing());
   $("undo").disabled = !state.settings || undoing();
+  $("flag").disabled = !state.shown;
   $("waiting").hidden = Boolean(state.queue.length);
   if (!state.queue.length) {
     $("waiting-title").textContent = away ? "You were away" : offline ? "No connection" : "Waiting for the next pair";
+    const { goal } = state.plan;
+    if (goal && status?.own.answers >= goal) {
+      $("waiting-title").textContent = "You have given all your answers. Thank you!";
+      $("waiting-text").textContent = `${status.own.answers.toLocaleString()} of ${goal.toLocaleString()}.`;
+      return tellRest();
+    }
     const none = status?.labels_wanted === 0 ? "No label is wanted just now. When one is, a pair appears here by itself." : "It appears here by itself.";
     $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem || offline ? `${problem} Trying again …`.trim() : none;
   }
+  tellRest();
+}
+
+function tellRest() {
   const waiting = outbox.operations.filter(({ kind }) => kind === "answer").length;
   const many = `${waiting} answer${waiting === 1 ? "" : "s"}`;
   const fate = waiting ? `${many} ${waiting === 1 ? "is" : "are"} kept here and sent again.` : "Your last answer is taken back when it can be reached.";
   if (outbox.size && outbox.problem) notice(`${outbox.problem} ${fate} Leave this page open.`, "unsent");
   else if ($("notice").dataset.kind === "unsent") notice("");
   $("saved").textContent = undoing() ? "taking back …" : waiting ? `${many} being saved` : state.saved ? `${state.saved} saved` : "";
-  showStatus(status);
+  showStatus(state.status);
 }
 
+/** A labeller's own progress; that of the run for those who look after it. */
 function showStatus(status) {
   if (!status) return;
-  const { counts, labels_wanted: wanted, label_budget: budget } = status;
-  const parts = [budget ? `${counts.labels} of ${budget} labels` : `${counts.labels} label${counts.labels === 1 ? "" : "s"}`];
-  parts.push(wanted === null ? `${counts.waiting} pair${counts.waiting === 1 ? "" : "s"} waiting` : `${wanted} wanted now`);
+  const { counts, own, sees_all: seesAll, labels_wanted: wanted, label_budget: budget } = status;
+  const { goal, session: size } = state.plan;
+  const of = goal || (seesAll ? budget : 0);
+  const done = goal || !seesAll ? own.answers : counts.labels;
+  const name = goal || !seesAll ? "answer" : "label";
+  const parts = [of ? `${done.toLocaleString()} of ${of.toLocaleString()} ${name}s` : `${done.toLocaleString()} ${name}${done === 1 ? "" : "s"}`];
+  if (size) parts.push(`break in ${Math.max(0, size - session.answers)}`);
+  else if (wanted !== null) parts.push(`${wanted} wanted now`);
+  else if (seesAll) parts.push(`${counts.waiting} pair${counts.waiting === 1 ? "" : "s"} waiting`);
   $("numbers").textContent = parts.join(" · ");
-  $("progress").hidden = !budget;
-  if (budget) {
-    $("progress").style.setProperty("--share", Math.min(1, counts.labels / budget));
-    for (const [name, value] of [["valuemin", 0], ["valuemax", budget], ["valuenow", counts.labels]]) $("progress").setAttribute(`aria-${name}`, value);
+  $("progress").hidden = !of;
+  if (of) {
+    $("progress").style.setProperty("--share", Math.min(1, done / of));
+    for (const [key, value] of [["valuemin", 0], ["valuemax", of], ["valuenow", done]]) $("progress").setAttribute(`aria-${key}`, value);
   }
 }
 
@@ -286,7 +450,7 @@ function say(text) {
 async function watch() {
   for (;;) {
     if (!document.hidden) {
-      await get("v1/status").then((status) => (state.status = status), () => {});
+      await get("v1/status").then((status) => ((state.status = status), takePlan(status.plan)), () => {});
       $("run-link").hidden = !state.status?.sees_run;
       tell();
     }
@@ -296,18 +460,21 @@ async function watch() {
 
 // ---- Answers
 
-async function choose(choice) {
+async function choose(choice, much = false) {
   if (!state.shown || state.busy || undoing()) return;
   state.busy = true;
   const { query } = state.shown;
-  document.querySelector(`.choice[data-choice="${choice}"]`).classList.add("pressed");
+  const strength = state.plan.strength && (choice === "left" || choice === "right") ? (much ? 2 : 1) : null;
+  const { reasons, flag } = state.remarks;
+  const remarks = { ...(strength && { strength }), ...(reasons.length && { reasons }), ...(flag !== null && { flag }) };
+  document.querySelector(`.choice[data-choice="${choice}"]${strength === 2 ? ".much" : ":not(.much)"}`).classList.add("pressed");
   for (const side of sides) {
     side.classList.toggle("chosen", side.id === choice || choice === "tie");
     side.classList.toggle("passed", choice === "skip" || (choice !== "tie" && side.id !== choice));
   }
   state.answered.add(query.id);
-  outbox.add({ kind: "answer", query: query.id, choice });
-  say(`Your answer: ${CHOICES[choice]}.`);
+  outbox.add({ kind: "answer", query: query.id, choice, remarks });
+  say(`Your answer: ${strength ? `${choice} is ${STRENGTHS[strength]} better` : CHOICES[choice]}.`);
   await pause(FLASH);
   state.busy = false;
   state.queue = state.queue.filter((one) => one.query.id !== query.id);
@@ -324,11 +491,15 @@ async function undo() {
 function wasTaken({ kind, choice }, { query }) {
   if (kind === "answer") {
     state.saved += 1;
-    if (state.status && choice !== "skip") state.status.counts.labels += 1;
+    if (state.status) state.status.own.answers += 1;
+    if (state.status?.sees_all && choice !== "skip") state.status.counts.labels += 1;
+    countForBreak();
   } else if (!query) {
     notice("There is no answer to take back.");
   } else {
     state.saved = Math.max(0, state.saved - 1);
+    if (state.status) state.status.own.answers = Math.max(0, state.status.own.answers - 1);
+    session.answers = Math.max(0, session.answers - 1);
     const others = state.queue.filter((one) => one.query.id !== query.id);
     release(others.splice(READY - 1).map((one) => one.query.id));
     state.away = false;
@@ -356,7 +527,12 @@ addEventListener("keydown", (event) => {
   if (control && (key === "Enter" || key === " ")) return; // the control's own
   const scrolls = target.scrollHeight > target.clientHeight && target.matches("[tabindex='0']");
   if (scrolls && ["ArrowUp", "ArrowDown", " "].includes(key)) return;
-  if (KEYS[key]) choose(KEYS[key]);
+  if (KEYS[key]) choose(KEYS[key], event.shiftKey);
+  else if (/^[1-9]$/.test(key) && state.plan.reasons[key - 1]) toggleReason(state.plan.reasons[key - 1]);
+  else if (key === "f") openFlag();
+  else if (key === "g" && state.plan.guideline) openGuide();
+  else if (key === "d") toggleView("difference");
+  else if (key === "m") toggleView("plain");
   else if (key === "u" || key === "Backspace") undo();
   else if (key === "p") togglePlay();
   else if (key === "+" || key === "=" || key === "-") faster(key === "-" ? -1 : 1);
@@ -365,7 +541,7 @@ addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-for (const button of document.querySelectorAll(".choice")) button.addEventListener("click", () => choose(button.dataset.choice));
+for (const button of document.querySelectorAll(".choice")) button.addEventListener("click", () => choose(button.dataset.choice, button.dataset.strength === "2"));
 $("undo").addEventListener("click", undo);
 // A button that was touched keeps no focus: Space and Enter mean "can't tell" again.
 document.querySelector("footer").addEventListener("click", (event) => event.detail && $("stage").focus({ preventScroll: true }));
@@ -390,6 +566,18 @@ $("play").addEventListener("click", togglePlay);
 for (const button of document.querySelectorAll("[data-speed]")) button.addEventListener("click", () => setSpeed(Number(button.dataset.speed)));
 setSpeed(kept.get("speed") ?? 1);
 
+$("flag").addEventListener("click", openFlag);
+$("flag-set").addEventListener("click", () => setFlag($("flag-text").value.trim()));
+$("flag-drop").addEventListener("click", () => setFlag(null));
+$("guide-button").addEventListener("click", openGuide);
+$("show-difference").addEventListener("click", () => toggleView("difference"));
+$("show-plain").addEventListener("click", () => toggleView("plain"));
+tellViews();
+$("break-over").addEventListener("click", () => $("break-dialog").close());
+$("break-dialog").addEventListener("close", endBreak);
+// Space and Enter mean "can't tell" again, and not the button that opened the dialog.
+for (const dialog of document.querySelectorAll("#flag-dialog, #guide-dialog, #break-dialog")) dialog.addEventListener("close", () => $("stage").focus({ preventScroll: true }));
+
 for (const button of document.querySelectorAll("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
 $("help-button").addEventListener("click", () => $("help-dialog").showModal());
 $("me-button").addEventListener("click", async () => {
@@ -405,8 +593,7 @@ $("me-button").addEventListener("click", async () => {
     "taken back": mine?.revoked ?? 0,
     "seconds per answer": mine?.seconds?.toFixed(1) ?? "–",
     "left preferred": share(mine?.left_share),
-    "agreement with others": share(mine?.agreement),
-    "labels of all": counts.labels,
+    ...(status.sees_all && { "agreement with others": share(mine?.agreement), "labels of all": counts.labels }),
   };
   $("me-heading").textContent = labeller;
   $("me-numbers").replaceChildren(...Object.entries(numbers).map(([name, value]) => numberOf(name, value)));

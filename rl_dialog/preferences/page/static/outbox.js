@@ -33,8 +33,8 @@ export class Outbox {
     while (this.size) {
       const operation = this.operations[0];
       try {
-        const { key, kind, query, choice } = operation;
-        const result = kind === "undo" ? await post("v1/undo", {}, { key }) : await post("v1/answers", { query, choice }, { key });
+        const { key, kind, query, choice, remarks } = operation;
+        const result = kind === "undo" ? await post("v1/undo", {}, { key }) : await post("v1/answers", { query, choice, ...remarks }, { key });
         this.failures = 0;
         this.problem = "";
         this.next();

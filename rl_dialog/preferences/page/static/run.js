@@ -166,12 +166,15 @@ function showPeople(labellers) {
     const made = element("tr");
     const agreement = one.shared ? `${percent(one.agreement)} of ${one.shared}` : "–";
     const seconds = one.seconds === null || one.seconds === undefined ? "–" : one.seconds.toFixed(1);
-    made.append(element("td", name, one.active ? "" : "gone"));
-    for (const value of [one.labels, one.ties, one.skips, one.revoked, one.late, seconds, percent(one.left_share), agreement, percent(one.noise)]) made.append(element("td", value));
+    made.append(element("td", name, one.active ? (one.doubts?.length ? "doubt" : "") : "gone"));
+    const gold = one.gold ? `${one.gold_right} of ${one.gold}` : "–";
+    for (const value of [one.labels, one.ties, one.skips, one.flags, one.revoked, one.late, seconds, percent(one.left_share), agreement, percent(one.noise), gold]) made.append(element("td", value));
     return made;
   });
   $("people").hidden = !rows.length;
   fill($("labellers"), rows);
+  const doubtful = Object.entries(labellers).filter(([, one]) => one.active && one.doubts?.length);
+  fill($("doubts"), doubtful.map(([name, { doubts }]) => element("p", `Look at ${name}: ${doubts.join("; ")}.`, "doubt")));
 }
 
 // ---- Curves

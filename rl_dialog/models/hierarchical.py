@@ -1,0 +1,89 @@
+"""Hierarchical recurrent language models of dialogs over a flat row of tokens: HRED (Sordoni et al. 2015,
+arXiv 1507.02221), VHRED (Serban et al. 2016, arXiv 1605.06069) and VHCR (Park et al. 2018, arXiv 1804.03424).
+
+    logits = output embedding x the decoder's state
+
+hierarchical_trunk.py says how the decoder's states come about. A message ends at the tokens that
+`message_ends` (data/tokenize.py) finds in the chat template. To everything else the model is a causal LM
+whose cache, a `State`, does not grow. Importing this module makes the family known to transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from rl_dialog.models.hierarchical_config import HierarchicalConfig
+from rl_dialog.models.hierarchical_trunk import HierarchicalModel, HierarchicalPreTrained
+from rl_dialog.models.recurrent_state import MessageStates
+
+
+class HierarchicalLM(HierarchicalPreTrained, GenerationMixin):
+    """The causal LM: logits = output embedding x the decoder's states."""
+
+    def __init__(self, config: HierarchicalConfig) -> None:
+        super().__init__(config)
+        self.model = HierarchicalModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_head = value
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: MessageStates | None = None,
+        use_cache: bool | None = None,
+        noise: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, T, V), or of the last `logits_to_keep` positions; see HierarchicalModel.forward."""
+        out = self.model(input_ids, attention_mask, past_key_values, use_cache, noise)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, keep])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
+    def generate(self, *args: Any, **settings: Any) -> Any:
+        """transformers' `generate`. Where it samples, latents are drawn too, with seeds from torch's
+        generator unless `noise` is given."""
+        return super().generate(*args, **with_state(self, 0, args, settings))
+
+
+def is_hierarchical(model: nn.Module) -> bool:
+    """Whether a model, or the trunk of one, is of this family."""
+    return isinstance(model, HierarchicalPreTrained)
+
+
+def with_state(
+    model: PreTrainedModel, others: int, args: tuple[Any, ...], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Settings of `generate` with the cache and the seeds of a hierarchical model, where they lack them: one
+    seed a prompt, so several replies to it (`num_return_sequences`) share their latents."""
+    if settings.get("past_key_values") is None and settings.get("use_cache", True):
+        settings = settings | {"past_key_values": MessageStates(others)}
+    ids = settings.get("input_ids", settings.get("inputs", args[0] if args else None))
+    config = settings.get("generation_config") or model.generation_config
+    samples = settings.get("do_sample", config.do_sample)
+    if not samples or settings.get("noise") is not None or ids is None:
+        return settings
+    return settings | {"noise": torch.randint(2**62, (len(ids),)).to(ids.device)}
+
+
+AutoConfig.register("hierarchical", HierarchicalConfig)
+AutoModelForCausalLM.register(HierarchicalConfig, HierarchicalLM)

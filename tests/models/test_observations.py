@@ -1,0 +1,73 @@
+"""Observations of unknown units, centred and compressed."""
+
+import numpy as np
+import torch
+
+from rl_dialog.models.control_policy import ControlPolicy, ControlPolicyConfig
+from rl_dialog.models.observations import RunningScale
+from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
+
+
+def test_statistics_run():
+    """Of all that came, in whatever parts; z = asinh((o - mean) / deviation)."""
+    seen = torch.from_numpy(np.random.default_rng(0).normal([5, -300], [2, 100], (50, 2))).float()
+    whole, parts = RunningScale(2), RunningScale(2)
+    whole.add(seen)
+    for part in seen.split([1, 9, 40]):
+        parts.add(part)
+    torch.testing.assert_close(parts.mean, seen.mean(0))
+    torch.testing.assert_close(parts.variance, seen.var(0, unbiased=False), rtol=1e-4, atol=0)
+    torch.testing.assert_close(parts(seen), whole(seen), rtol=1e-4, atol=1e-5)
+    expected = torch.asinh((seen - seen.mean(0)) / seen.std(0, unbiased=False))
+    torch.testing.assert_close(whole(seen), expected)
+    whole.replace(seen[:2])
+    torch.testing.assert_close(whole.mean, seen[:2].mean(0))
+
+
+def test_it_takes_observations_of_another_device():
+    """What was sampled on the CPU, to where the network is: here torch's `meta`, which every machine has."""
+    scale = RunningScale(2).to("meta")
+    scale.add(torch.zeros(5, 2))
+    assert scale.mean.device.type == "meta" and scale(torch.zeros(3, 2, device="meta")).shape == (3, 2)
+
+
+def test_what_never_varies_and_what_is_huge_is_finite():
+    scale = RunningScale(2)
+    scale.add(torch.tensor([[3.0, 1.0], [3.0, -1.0]]))
+    z = scale(torch.tensor([[3.0, 1e8]]))
+    assert z[0, 0] == 0 and 18 < z[0, 1] < 20
+
+
+def test_networks_that_see_through_it(tmp_path):
+    """The same numbers in other units are the same to a policy and to a reward model that have seen such
+    ones, also after they were saved."""
+    seen = torch.randn(64, 3)
+    for unit in (1.0, 1000.0):
+        torch.manual_seed(0)
+        policy = ControlPolicy(ControlPolicyConfig((3,), 2, normalise_observations=True))
+        policy.fit_observations(seen * unit)
+        policy.save_pretrained(tmp_path / f"policy{unit}")
+        torch.manual_seed(0)
+        reward = RewardModel(RewardModelConfig((3,), 2, normalise_observations=True))
+        reward.observations.add(seen * unit)
+        reward.save_pretrained(tmp_path / f"reward{unit}")
+    policies = [ControlPolicy.from_pretrained(tmp_path / f"policy{unit}") for unit in (1.0, 1000.0)]
+    rewards = [RewardModel.from_pretrained(tmp_path / f"reward{unit}") for unit in (1.0, 1000.0)]
+    actions = torch.zeros(64)
+    torch.testing.assert_close(policies[0].logits(seen), policies[1].logits(seen * 1000))
+    torch.testing.assert_close(rewards[0](seen, actions), rewards[1](seen * 1000, actions))
+
+
+def test_a_reward_model_of_before_is_confirmed():
+    model = RewardModel(RewardModelConfig((3,), 2))
+    state = {name: value for name, value in model.state_dict().items() if name != "confirmed"}
+    model.confirmed.fill_(0.25)
+    model.load_state_dict(state)
+    assert model.confirmed == 1
+
+
+def test_actions_are_cut_as_the_environment_cuts_them():
+    model = RewardModel(RewardModelConfig((1,), 1, discrete=False, action_limit=1.0))
+    seen = torch.zeros(3, 1)
+    far, near = torch.tensor([[-5.0], [0.5], [7.0]]), torch.tensor([[-1.0], [0.5], [1.0]])
+    torch.testing.assert_close(model(seen, far), model(seen, near))
