@@ -258,18 +258,32 @@ def main() -> None:
             clone = trial.train(BC(), seed)
             cloned, greedy = trial.returns(clone).mean(), trial.returns(clone, do_sample=False).mean()
             print(f"bc              seed {seed}: sampled {cloned:.3f}, greedy {greedy:.3f}", flush=True)
+            longer = trial.train(BC(), seed, clone, max_steps=options.max_steps or 4000)
+            as_long = trial.returns(longer), trial.returns(longer, do_sample=False)
+            print(f"trained as long seed {seed}: " + both_ways(*as_long), flush=True)
             for name in options.methods:
                 policy = trial.train(METHODS[name](), seed, clone, max_steps=options.max_steps)
-                sampled, best = trial.returns(policy).mean(), trial.returns(policy, do_sample=False).mean()
+                played = trial.returns(policy), trial.returns(policy, do_sample=False)
                 answer = exact_of(policy.method, policy.value_unit, trial.table)
                 exact = return_in_logs(answer, trial.table, trial.starts)
                 in_game = return_in_game(answer, games[options.game])
+                way, gained = played[0].mean() - cloned, gains(played, as_long)
                 print(
-                    f"{name:15s} seed {seed}: sampled {sampled:.3f}, greedy {best:.3f}, exact {exact:.3f} "
-                    f"(in the game {in_game:.3f}), share {(sampled - cloned) / (exact - cloned):.2f} "
-                    f"({(sampled - cloned) / (in_game - cloned):.2f})",
+                    f"{name:15s} seed {seed}: {both_ways(*played)}, exact {exact:.3f} "
+                    f"(in the game {in_game:.3f}), share {way / (exact - cloned):.2f} "
+                    f"({way / (in_game - cloned):.2f}); above the clone trained as long {gained}",
                     flush=True,
                 )
+
+
+def both_ways(sampled: np.ndarray, greedy: np.ndarray) -> str:
+    return f"sampled {sampled.mean():.3f}, greedy {greedy.mean():.3f}"
+
+
+def gains(played: tuple[np.ndarray, np.ndarray], as_long: tuple[np.ndarray, np.ndarray]) -> str:
+    """Differences over the same beginnings, sampled and greedy, each with its standard error."""
+    pairs = [ours - theirs for ours, theirs in zip(played, as_long, strict=True)]
+    return " and ".join(f"{each.mean():.3f} (s.e. {each.std() / math.sqrt(len(each)):.3f})" for each in pairs)
 
 
 if __name__ == "__main__":
