@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from math import comb
+from math import comb, exp, lgamma, log
 from typing import Literal
 
 import numpy as np
@@ -114,10 +114,11 @@ def doubts(figures: Mapping[str, float | int | None]) -> list[str]:
 
 
 def at_most(successes: int, trials: int, probability: float) -> float:
-    """P(that many successes or fewer) of a binomial."""
-    return sum(
-        comb(trials, k) * probability**k * (1 - probability) ** (trials - k) for k in range(successes + 1)
-    )
+    """P(that many successes or fewer) of a binomial, by logarithms: of some thousand trials the number of
+    ways is no float any more."""
+    ways = (lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) for k in range(successes + 1))
+    p, q = log(probability), log(1 - probability)
+    return min(1.0, sum(exp(way + k * p + (trials - k) * q) for k, way in enumerate(ways)))
 
 
 def _coincidences(counts: np.ndarray) -> np.ndarray:

@@ -216,6 +216,17 @@ def test_gold_pairs_of_a_file(tmp_path, segments):
     assert segments[rows[0].first].text == "Gladly." and segments[rows[0].second].text == "No."
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_file_of_any_language_and_editor(tmp_path, segments, ending):
+    """`prefer_replies --export` writes texts as they are: with line separators that end no line of JSON."""
+    texts = ("eins\u2028zwei", "x\x85y", "मेज़ पर")
+    rows = [{"prompt": "?", "chosen": text, "rejected": "no"} for text in texts]
+    lines = (json.dumps(row, ensure_ascii=False) + ending for row in rows)
+    path = tmp_path / "gold.jsonl"
+    path.write_bytes("".join(lines).encode("utf-8-sig"))
+    assert [segments[pair.first].text for pair in read_gold(path, segments)] == list(texts)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
