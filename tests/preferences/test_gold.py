@@ -254,6 +254,8 @@ def test_a_file_of_any_language_and_editor(tmp_path, segments, ending):
         ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "role and content"),
         ({"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}, "of the assistant"),
         ({"first": "x", "second": "y", "preference": 1}, "the id of a segment"),
+        ({"first": "*", "second": "/etc/x", "preference": 1}, "the id of a segment"),
+        ({"first": "/etc/x", "second": "../*", "preference": 1}, "the id of a segment"),
         ({"first": "x", "second": "y", "preference": 0.3}, "preference of 1, 0 or 0.5"),
         ({"first": "x", "second": "y"}, "got None"),
         ("", "found none"),
