@@ -182,7 +182,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], own_labels: str)
 def _run(config: PreferConfig, out: Path, stop: threading.Event) -> dict[str, Any]:
     from rl_dialog.cluster import preference_modes as modes  # RLlib loads for seconds
 
-    more = {"report_to": config.report_to, "settings": to_dict(config), "quiet": config.quiet}
+    # What a tracker shows of the run is not for whoever may write its labels.
+    told = to_dict(config) | {"labels": shown_url(database_url(config.labels))}
+    more = {"report_to": config.report_to, "settings": told, "quiet": config.quiet}
     run = (config, _make_envs(config), out, partial(modes.logged_run, out, **more))
     address = config.address or None
     if config.mode == "pretrain":

@@ -20,6 +20,10 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from rl_dialog.errors import UserError, room_for
 
+# Seconds that workers wait for the first one, while it talks in a world or measures. Half an hour, torch's
+# own, is less than a round of a large model may take; when one dies or fails Ray ends the others at once.
+PATIENCE = 24 * 3600
+
 
 @dataclass(frozen=True)
 class WorkerGroup:
@@ -57,7 +61,9 @@ def fit(
             num_workers=group.num_workers, use_gpu=group.use_gpu, resources_per_worker=per_worker
         ),
         # one worker talks to nobody
-        torch_config=TorchConfig(backend="nccl" if group.use_gpu and group.num_workers > 1 else "gloo"),
+        torch_config=TorchConfig(
+            backend="nccl" if group.use_gpu and group.num_workers > 1 else "gloo", timeout_s=PATIENCE
+        ),
         run_config=RunConfig(
             name="ray_train",
             storage_path=str(Path(output_dir).resolve()),

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from math import comb
+from math import comb, exp, lgamma, log
 from typing import Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from rl_dialog.preferences.labels import Answer
 
 VALUES = (0.0, 0.5, 1.0)  # P(first preferred) of an answer
 Distance = Literal["nominal", "ordinal", "interval"]
-RESAMPLES = 1000
+RESAMPLES, TOGETHER = 1000, 50
 EXPECTED_RIGHT = 0.8  # of an attentive labeller's answers to gold pairs, at least
 UNLIKELY = 0.01
 QUICK = 1.0  # seconds from showing to answer, the median, in which nobody has looked at a pair
@@ -63,14 +63,11 @@ def alpha(units: Iterable[Sequence[float]], *, distance: Distance = "ordinal", s
     counts = np.array([[unit.count(value) for value in VALUES] for unit in map(list, units) if len(unit) > 1])
     if not len(counts):
         return None
-    value = _alphas(counts[None].sum(1), _coincidences(counts).sum(0)[None], distance)[0]
+    pairs = _coincidences(counts)
+    value = _alphas(counts[None].sum(1), pairs.sum(0)[None], distance)[0]
     if np.isnan(value):
         return None
-    drawn = np.random.default_rng(seed).multinomial(
-        len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES
-    )
-    pairs = (drawn @ _coincidences(counts).reshape(len(counts), -1)).reshape(-1, len(VALUES), len(VALUES))
-    low, high = np.nanquantile(_alphas(drawn @ counts, pairs, distance), [0.025, 0.975])
+    low, high = np.nanquantile(_resampled(counts, pairs, distance, seed), [0.025, 0.975])
     return Alpha(float(value), float(low), float(high), len(counts))
 
 
@@ -114,10 +111,11 @@ def doubts(figures: Mapping[str, float | int | None]) -> list[str]:
 
 
 def at_most(successes: int, trials: int, probability: float) -> float:
-    """P(that many successes or fewer) of a binomial."""
-    return sum(
-        comb(trials, k) * probability**k * (1 - probability) ** (trials - k) for k in range(successes + 1)
-    )
+    """P(that many successes or fewer) of a binomial, by logarithms: of some thousand trials the number of
+    ways is no float any more."""
+    ways = (lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1) for k in range(successes + 1))
+    p, q = log(probability), log(1 - probability)
+    return min(1.0, sum(exp(way + k * p + (trials - k) * q) for k, way in enumerate(ways)))
 
 
 def _coincidences(counts: np.ndarray) -> np.ndarray:
@@ -125,6 +123,18 @@ def _coincidences(counts: np.ndarray) -> np.ndarray:
     one."""
     meeting = counts[:, :, None] * (counts[:, None, :] - np.eye(counts.shape[1]))
     return meeting / (counts.sum(1) - 1)[:, None, None]
+
+
+def _resampled(counts: np.ndarray, pairs: np.ndarray, distance: Distance, seed: int) -> np.ndarray:
+    """(RESAMPLES,) alphas of as many units drawn with replacement, a few samples at a time: those of a large
+    log have no room side by side."""
+    rng, equally = np.random.default_rng(seed), np.full(len(counts), 1 / len(counts))
+    found = []
+    for _ in range(0, RESAMPLES, TOGETHER):
+        drawn = rng.multinomial(len(counts), equally, TOGETHER).astype(float)
+        met = (drawn @ pairs.reshape(len(counts), -1)).reshape(-1, len(VALUES), len(VALUES))
+        found.append(_alphas(drawn @ counts, met, distance))
+    return np.concatenate(found)
 
 
 def _alphas(totals: np.ndarray, pairs: np.ndarray, distance: Distance) -> np.ndarray:

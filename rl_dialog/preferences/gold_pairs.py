@@ -23,7 +23,8 @@ def read_gold(path: str | Path, segments: Segments, *, task: str = "") -> list[N
     """The pairs of a file; replies that are new are added to the segments. Raises UserError, with the line,
     for what is no pair."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text in JSON may hold U+2028, U+0085 and others that would end a line there.
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--gold: expected a file of JSON lines, got {path}: {error}") from None
     pairs = [_pair(line, f"{path}:{n}", segments, task) for n, line in enumerate(lines, 1) if line.strip()]

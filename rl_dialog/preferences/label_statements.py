@@ -29,7 +29,8 @@ from rl_dialog.preferences.label_tables import ANSWERS, GOLD, LABELLERS, LEASES,
 from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query, Remarks
 from rl_dialog.preferences.plan import Plan
 
-SEEN = or_(STANDS, ANSWERS.c.reason != "undo")  # an answer after which its labeller gets the pair no more
+REVOKED = ANSWERS.c.reason != "undo"  # by somebody else than its labeller
+SEEN = or_(STANDS, REVOKED)  # an answer after which its labeller gets the pair no more
 LAST_NUMBER = select(func.coalesce(func.max(ANSWERS.c.number), 0)).scalar_subquery()
 LABEL = (
     *(
@@ -104,14 +105,17 @@ def find_free(connection: Connection, labeller: str, number: int, now: float) ->
     """Open queries that the labeller can have: the best first.
 
     Counts, where EXISTS would do: PostgreSQL looks each of them up, instead of joining all queries with all
-    answers.
+    answers. Answers that stand have an index for that; those of the labeller that somebody revoked, of which
+    there are seldom any, are looked for once.
     """
     holds = number_of(
         LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now, LEASES.c.labeller == labeller
     )
-    answers = number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, SEEN)
+    answers = number_of(ANSWERS, ANSWERS.c.query == QUERIES.c.number, ANSWERS.c.labeller == labeller, STANDS)
+    revoked = select(ANSWERS.c.query).where(ANSWERS.c.labeller == labeller, ~STANDS, REVOKED)
     holders = number_of(LEASES, LEASES.c.query == QUERIES.c.number, LEASES.c.until > now)
     free = select(QUERIES).where(OPEN, holders < QUERIES.c.missing, holds == 0, answers == 0)
+    free = free.where(QUERIES.c.number.not_in(revoked))
     return connection.execute(free.order_by(QUERIES.c.priority.desc(), QUERIES.c.number).limit(number)).all()
 
 

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.errors import UserError
+
+IDENTITY = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Segments:
         return segment.id
 
     def __contains__(self, id: str) -> bool:
-        return any(self._folder(id).glob(f"{id}.*"))
+        return bool(IDENTITY.fullmatch(id)) and any(self._folder(id).glob(f"{id}.*"))  # or `*` is one
 
     def __getitem__(self, id: str) -> Segment:
         """The segment of that id. Raises KeyError where there is none, UserError where the file is not what

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unicodedata import category
 
 from rich.align import Align
 from rich.console import Console, Group, RenderableType
@@ -380,7 +381,7 @@ class TerminalLabeller:
 
     def _replies(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
         talk = Text(
-            "\n".join(f"{message['role']}> {self._shown(message['content'])}" for message in left.context)
+            "\n".join(self._shown(f"{message['role']}> {message['content']}") for message in left.context)
         )
         table = Table.grid(expand=True, padding=(0, 1))
         table.add_column(ratio=1)
@@ -393,6 +394,9 @@ class TerminalLabeller:
         return lambda _: view
 
     def _shown(self, text: str) -> str:
-        """The text with escapes for what the terminal's encoding does not have: two replies that differ must
-        not look alike."""
+        """The text with escapes for what the terminal's encoding does not have, because two replies that
+        differ must not look alike, and for control characters, which could clear the screen and more."""
+        text = text.replace("\r\n", "\n")
+        controls = {c for c in text if category(c) == "Cc"} - {"\n", "\t"}
+        text = text.translate({ord(c): c.encode("unicode_escape").decode() for c in controls})
         return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)

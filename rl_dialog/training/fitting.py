@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from rl_dialog.errors import UserError
 from rl_dialog.training.optim import learning_rate_at, make_optimizer
 
 WARMUP = 0.1  # share of the steps
@@ -59,6 +60,8 @@ def minimise_in_parts(
 
     together: called with the loss after the gradients are there; adds up those of several processes, and
     returns the loss of all. is_done: called after each step, numbered from 1; True ends it.
+
+    Raises UserError for a gradient that is not finite: what it made would be no model.
     """
     optimizer = make_optimizer(model, learning_rate=learning_rate, weight_decay=weight_decay)
     rate = {"peak": learning_rate, "warmup": round(WARMUP * steps), "total": steps, "schedule": "linear"}
@@ -68,7 +71,12 @@ def minimise_in_parts(
             group["lr"] = learning_rate_at(step, **rate)
         optimizer.zero_grad(set_to_none=True)
         loss = together(model, sum(_backward(part) for part in batch_parts()))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not torch.isfinite(norm):
+            raise UserError(
+                f"step {step + 1} of {steps}: expected a finite gradient, got norm {norm.item()}; lower the "
+                f"learning rate, which is {learning_rate:g}"
+            )
         optimizer.step()
         progress(step + 1, steps, loss)
         if is_done(step + 1):

@@ -268,6 +268,8 @@ class Trainer:
         settings = asdict(self.config) | {
             "method": {"name": type(self.policy.method).__name__.lower(), **asdict(self.policy.method)}
         }
+        if not self.rank and not self.step:  # of a start that ended before its first checkpoint
+            (self.output_dir / "metrics.jsonl").unlink(missing_ok=True)
         log = (
             None
             if self.rank

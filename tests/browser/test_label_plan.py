@@ -76,6 +76,18 @@ def test_replies_are_markdown_and_their_differences_are_marked(labels, sit_down)
     assert "**" in left.inner_text() and "- by card" in left.inner_text()
 
 
+def test_differences_in_any_script_behind_texts_that_nobody_wrote_for_a_page(labels, sit_down):  # noqa: F811
+    """A vowel sign stays on its letter, Chinese has no spaces; 80,000 characters of stars took minutes, and a
+    call with values 5,000 deep showed no pair at all."""
+    deep = '{"name": "f", "arguments": ' + '{"a": ' * 5000 + "1" + "}" * 5001
+    context = [{"role": "user", "content": "**a " * 20_000}, {"role": "tool", "content": deep}]
+    ask_about(labels, "किताबें मेज़ पर है।\n\n包裹明天到", "किताब मेज़ पर है।\n\n包裹后天到", context)
+    ann = sit_down("ann", labels.url())
+    ann.page.locator("#left mark").first.wait_for()
+    marked = {side: ann.page.locator(f"#{side} mark").all_inner_texts() for side in ("left", "right")}
+    assert sorted(marked.values()) == [["किताब", "后"], ["किताबें", "明"]]
+
+
 @pytest.mark.slow
 def test_calls_of_tools_are_readable(labels, sit_down):  # noqa: F811
     call = {

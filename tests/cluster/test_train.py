@@ -29,3 +29,19 @@ def test_ctrl_c_is_pythons_again_after_training(error, monkeypatch, tmp_path):
     except OSError as raised:
         assert raised is error
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_workers_wait_for_the_one_that_plays_or_measures(monkeypatch, tmp_path):
+    """A round of online learning, or an evaluation, may take longer than torch's half an hour."""
+    made = {}
+
+    class Trainer:
+        def __init__(self, *_, **options):
+            made.update(options)
+
+        def fit(self):
+            pass
+
+    monkeypatch.setattr(train, "TorchTrainer", Trainer)
+    train.fit(print, None, train.WorkerGroup(2), tmp_path)
+    assert made["torch_config"].timeout_s >= 12 * 3600

@@ -499,6 +499,20 @@ def test_plans_that_cannot_be(folder, tmp_path):
     assert folder.log.plan == Plan()
 
 
+def test_a_reply_cannot_write_to_the_terminal(folder):
+    evil = "a\x1b]52;c;ZXZpbA==\x07\x1b[2Jb\r\nनमस्ते 👩\u200d👧"
+    replies = [folder.segments.add(Reply([{"role": "user", "content": evil}], text)) for text in (evil, "b")]
+    folder.log.add_query(*replies)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120, height=24)
+    labeller = TerminalLabeller(folder.log, folder.segments, "ann", console=console)
+    labeller._take(folder.log.lease("ann", 60))
+    console.print(labeller.view(0))
+    shown = console.file.getvalue()
+    assert "\x1b]" not in shown and "\x1b[2J" not in shown and "\x07" not in shown
+    assert shown.count(r"a\x1b]52;c;ZXZpbA==\x07\x1b[2Jb") == 2 and "\\r" not in shown
+    assert shown.count("नमस्ते 👩\u200d👧") == 2
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_a_terminal_without_blocks(folder, encoding):
     """Clips are shown in signs that it has, and replies that differ look different."""

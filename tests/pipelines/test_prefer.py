@@ -57,6 +57,19 @@ def planned(config, out: Path, **more):
     return plan_of(config, vectors_of(config.env, config.env_options), out, **more)
 
 
+def test_a_tracker_is_told_no_password(tmp_path, monkeypatch):
+    told = {}
+
+    def learn(config, make_envs, out, logged, **how):
+        told.update(labels=config.labels, settings=logged.keywords["settings"])
+        return {}
+
+    monkeypatch.setattr("rl_dialog.cluster.preference_modes.learn_from_labels", learn)
+    url = "postgresql://ann:secret@host/labels"
+    main(replace(SMALL, labels=url, output_dir=str(tmp_path / "run")))
+    assert told["labels"] == url and "secret" not in json.dumps(told["settings"])
+
+
 def labels_of(config: PreferConfig):
     log = LabelLog(resolved(config).labels, create=False)
     found = [

@@ -70,6 +70,8 @@ def test_a_binomial_by_hand():
         ({"sides": 20, "left_share": 0.6}, []),
         ({"labels": 20, "seconds": 0.4}, ["0.4 seconds from pair to answer"]),
         ({"labels": 20, "seconds": 4.0}, []),
+        ({"sides": 3000, "left_share": 0.5, "gold": 1500, "gold_right": 1300}, []),  # comb() is no float
+        ({"sides": 3000, "left_share": 0.6}, ["left in 1800 of 3000 answers, where half is expected"]),
         ({"labels": 0, "seconds": None, "left_share": None, "sides": 0, "gold": 0, "gold_right": 0}, []),
     ],
 )

@@ -12,6 +12,7 @@ from rl_dialog.preferences.disagreement_report import disagreement_report
 from rl_dialog.preferences.frames import draw_pixels
 from rl_dialog.preferences.gold_pairs import gold_of, read_gold
 from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.label_statements import find_free
 from rl_dialog.preferences.labels import NewQuery, Remarks
 from rl_dialog.preferences.plan import Plan
 from rl_dialog.preferences.segments import Reply, Segments
@@ -61,6 +62,21 @@ def test_a_higher_overlap_opens_what_was_answered_and_a_lower_one_closes_it(log)
     assert len(drain(log, "bob")) == 4
     log.set_plan(overlap=1)
     assert log.counts()["second_opinions"] == 0 and log.lease("eve") is None and log.counts()["late"] == 0
+
+
+def test_a_lease_costs_no_more_for_who_has_answered_a_lot(log):
+    """A pair that waits for a second opinion is passed over by who gave the first: by a look into an index,
+    and none at all the answers that they ever gave. With 4,000 of them a lease took six seconds, and nobody
+    else could write."""
+    log.add_queries(NewQuery(f"a{n}", f"b{n}") for n in range(501))
+    log.set_plan(overlap=2)
+    log.answer_many([(query, "left") for query in log.lease_many("ann", 500)], "ann")
+    thousands = []
+    with log._engine.connect() as connection:
+        connection.connection.driver_connection.set_progress_handler(lambda: thousands.append(1) or 0, 1000)
+        assert len(find_free(connection, "ann", 9, 0.0)) == 1
+        connection.connection.driver_connection.set_progress_handler(None, 0)
+    assert len(thousands) < 100, "thousand steps of SQLite's machine"
 
 
 def test_who_was_revoked_and_comes_back_gets_none_of_the_pairs_again(log):
@@ -216,6 +232,17 @@ def test_gold_pairs_of_a_file(tmp_path, segments):
     assert segments[rows[0].first].text == "Gladly." and segments[rows[0].second].text == "No."
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_file_of_any_language_and_editor(tmp_path, segments, ending):
+    """`prefer_replies --export` writes texts as they are: with line separators that end no line of JSON."""
+    texts = ("eins\u2028zwei", "x\x85y", "मेज़ पर")
+    rows = [{"prompt": "?", "chosen": text, "rejected": "no"} for text in texts]
+    lines = (json.dumps(row, ensure_ascii=False) + ending for row in rows)
+    path = tmp_path / "gold.jsonl"
+    path.write_bytes("".join(lines).encode("utf-8-sig"))
+    assert [segments[pair.first].text for pair in read_gold(path, segments)] == list(texts)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -227,6 +254,8 @@ def test_gold_pairs_of_a_file(tmp_path, segments):
         ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "role and content"),
         ({"prompt": "a", "chosen": [{"role": "user", "content": "b"}], "rejected": "c"}, "of the assistant"),
         ({"first": "x", "second": "y", "preference": 1}, "the id of a segment"),
+        ({"first": "*", "second": "/etc/x", "preference": 1}, "the id of a segment"),
+        ({"first": "/etc/x", "second": "../*", "preference": 1}, "the id of a segment"),
         ({"first": "x", "second": "y", "preference": 0.3}, "preference of 1, 0 or 0.5"),
         ({"first": "x", "second": "y"}, "got None"),
         ("", "found none"),

@@ -308,6 +308,21 @@ def test_scores_that_are_always_right_are_as_sure_as_their_number_allows():
     assert apart / temperature(reward, compared, []) == pytest.approx(np.log(21), rel=0.02)
 
 
+def test_scores_of_which_labels_say_nothing_stay_as_they_are():
+    """All replies score the same, so that every temperature suits the labels alike."""
+    pairs = planted(6)
+    reward = small(pairs)
+    with torch.no_grad():
+        reward._head().weight.zero_()
+    assert temperature(reward, Rows(reward).compared(pairs), []) == pytest.approx(1.0)
+
+
+def test_a_model_that_diverges_is_none():
+    pairs = planted(6)
+    with pytest.raises(UserError, match="finite gradient, got norm nan; lower the learning rate, which is"):
+        fit(small(pairs), pairs, settings=Fitting(learning_rate=1e20, epochs=9, batch_size=4))
+
+
 @pytest.mark.slow
 def test_a_calibrated_model_is_less_sure_of_itself():
     pairs = [

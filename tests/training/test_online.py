@@ -377,6 +377,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(make_trainer, tm
         }
 
 
+def test_a_run_that_begins_again_is_measured_at_its_start_once(make_trainer, tmp_path) -> None:  # noqa: ANN001
+    """Its first try measured, and ended before its first checkpoint."""
+
+    def break_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    settings = replace(SETTINGS, max_steps=1)
+    measure = lambda *_: {"eval/return": 1.0}  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(RLOO(), break_off, settings=settings, evaluate=measure).train()
+    make_trainer(RLOO(), lambda *_: episodes(), settings=settings, evaluate=measure).train()
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    assert [line["step"] for line in lines if "eval/return" in line] == [0, 1]
+
+
 def test_the_checkpoint_is_one_like_any_other(make_trainer, tmp_path, tokenizer) -> None:  # noqa: ANN001
     """Values and their unit come back; the return is that of the trained policy, and the best is its own."""
     decoding = Decoding(max_new_tokens=3)

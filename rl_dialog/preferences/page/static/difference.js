@@ -1,6 +1,8 @@
 // Marks the words in which two elements differ: those that no longest common subsequence of their words has.
 
-const WORD = /[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
+// A vowel sign, an accent or a skin tone is never torn from what it stands on, and where words are written without spaces each character is one.
+const UNSPACED = "[\\p{scx=Han}\\p{scx=Hira}\\p{scx=Kana}\\p{scx=Thai}\\p{scx=Lao}\\p{scx=Khmr}\\p{scx=Mymr}]\\p{M}*";
+const WORD = new RegExp(`${UNSPACED}|[\\p{L}\\p{N}\\p{M}_]+|\\p{RI}\\p{RI}|[^\\s\\p{L}\\p{N}\\p{M}_](?:[\\p{M}\\p{Emoji_Modifier}]|\\u200d.)*`, "gu");
 const MOST_CELLS = 4_000_000; // of the table of common lengths
 const LEAST_COMMON = 0.3; // share of the words; of texts that have less in common nearly all would be marked
 

@@ -21,6 +21,7 @@ const INLINE = [
 ];
 const SPECIAL = /[\\`*_~![h]/;
 const DEEPEST = 12; // quotes and lists within each other
+const REACH = 2000; // characters from the beginning of an emphasis or a link to its end: a long text full of stars would stop the page
 
 export function element(tag, ...children) {
   const made = document.createElement(tag);
@@ -36,9 +37,11 @@ function link(address, ...children) {
 /** The elements of a message: calls of tools where it is nothing else, what a tool gave, or Markdown. */
 export function messageOf(text, role = "assistant") {
   const told = /^\s*[[{]/.test(text) ? parsed(text) : undefined;
-  const calls = callsOf(told);
-  if (calls) return calls.map(callCard);
-  if (told !== undefined && typeof told === "object" && role === "tool") return [valueOf(told)];
+  try {
+    const calls = callsOf(told);
+    if (calls) return calls.map(callCard);
+    if (told !== undefined && typeof told === "object" && role === "tool") return [valueOf(told)];
+  } catch {} // values within values so deep that there is no room to follow them
   return markdown(text);
 }
 
@@ -141,7 +144,7 @@ function inline(text) {
   const made = [];
   let plain = "";
   for (let at = 0; at < text.length; ) {
-    const rest = SPECIAL.test(text[at]) && !(text[at] === "_" && /[\p{L}\p{N}]/u.test(text[at - 1] ?? "")) ? text.slice(at) : "";
+    const rest = SPECIAL.test(text[at]) && !(text[at] === "_" && /[\p{L}\p{N}]/u.test(text[at - 1] ?? "")) ? text.slice(at, at + REACH) : "";
     const found = rest && INLINE.map(([pattern, make]) => [pattern.exec(rest), make]).find(([match]) => match);
     if (!found) {
       plain += text[at++];
