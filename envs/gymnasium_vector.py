@@ -48,6 +48,7 @@ SMALL = 84  # sides of the pictures that agents see
 WIDEST = 240  # of the longer side of a picture that people see
 PROBED = 3  # episodes by which the time limit is found out
 PATIENCE = 20_000  # steps of such an episode
+LARGEST = float(np.finfo(np.float32).max)  # of what networks read
 FILMED = 4  # one in so many environments is drawn
 Ends = Literal["refuse", "absorb", "restart", "allow"]
 # Of Gymnasium's own, those whose episodes end sooner for some policies; a random one may not show it.
@@ -196,7 +197,15 @@ class GymnasiumVector(VectorEnv):
     def _start(self, i: int, seed: int | None) -> None:
         observation, _ = self.envs[i].reset(seed=seed)
         self.steps[i], self.ended[i], self.absorbed[i] = 0, False, False
-        self.seen[i] = np.tile(self._see(observation), self.frames)
+        seen = self._see(observation)
+        self._check(i, "observation", seen)
+        self.seen[i] = np.tile(seen, self.frames)
+
+    def _check(self, i: int, what: str, value: Any) -> None:
+        """What is learned from one number that is none would be lost with all that was learned before."""
+        if np.asarray(value).dtype != np.uint8 and not (np.abs(value) < LARGEST).all():
+            step = f"after {self.steps[i]} steps of an episode"
+            raise UserError(f"{self.name}: expected a finite {what}, got {value} {step}")
 
     def _step(self, i: int, action: Any) -> tuple[float, bool, bool]:
         """Reward, terminated, truncated."""
@@ -206,6 +215,7 @@ class GymnasiumVector(VectorEnv):
             self._take(i, self.seen[i][..., -(self.seen.shape[-1] // self.frames) :])
             return 0.0, False, limit
         observation, reward, terminated, truncated, _ = self.envs[i].step(self._act(action))
+        self._check(i, "reward", reward)
         early = (terminated or truncated) and not limit
         if early and self.ends == "refuse":
             raise UserError(
@@ -223,6 +233,7 @@ class GymnasiumVector(VectorEnv):
 
     def _take(self, i: int, observation: np.ndarray) -> None:
         """The newest behind the others."""
+        self._check(i, "observation", observation)
         kept = self.seen[i][..., observation.shape[-1] :]
         self.seen[i] = np.concatenate([kept, observation], -1)
 

@@ -59,7 +59,7 @@ def _fit_share(told: tuple[Preferences, ReplyRewardSettings, str]) -> None:
     labels, settings, folder = told
     load_quietly()
     context = train.get_context()
-    worker = Worker(context.get_world_rank(), context.get_world_size(), add_up)
+    worker = Worker(context.get_world_rank(), context.get_world_size(), add_up, as_the_first)
     reward = fitted(labels, settings, device=str(device()), worker=worker)
     if worker.rank == 0:
         reward.to("cpu").save_pretrained(Path(folder) / "model")
@@ -82,3 +82,12 @@ def add_up(model: nn.Module, loss: float) -> float:
         parameter.grad.copy_(whole[start : start + parameter.numel()].view_as(parameter))
         start += parameter.numel()
     return float(whole[-1])
+
+
+def as_the_first(number: float) -> float:
+    """The number of worker 0."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return number
+    told = torch.tensor([number], dtype=torch.float64, device=device())
+    dist.broadcast(told, src=0)
+    return float(told)

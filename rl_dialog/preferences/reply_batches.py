@@ -28,11 +28,13 @@ from rl_dialog.preferences.segments import Reply
 @dataclass(frozen=True)
 class Worker:
     """One of `count` processes that learn together. `together`: called with the model and the loss of this
-    one's share once its gradients are there; adds up those of all, and returns the loss of all."""
+    one's share once its gradients are there; adds up those of all, and returns the loss of all. `agreed`: a
+    number that all computed, as the first one has it: what all go by may not differ in its last bit."""
 
     rank: int = 0
     count: int = 1
     together: Callable[[nn.Module, float], float] = lambda model, loss: loss
+    agreed: Callable[[float], float] = lambda number: number
 
 
 ALONE = Worker()

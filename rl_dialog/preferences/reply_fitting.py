@@ -142,7 +142,7 @@ def fit(
     held_out = rows.compared(aside.pairs), rows.rated(_said(aside))
     with adapters(reward, settings.lora_r if settings.use_peft else 0, settings.lora_alpha):
         torch.manual_seed(seed + worker.rank)  # dropout
-        stopping = _Stopping(reward, held_out, settings, max(len(compared), len(rated)))
+        stopping = _Stopping(reward, held_out, settings, max(len(compared), len(rated)), worker)
         minimise_in_parts(
             reward.model,
             _losses(reward, compared, rated, settings, seed, worker),
@@ -224,15 +224,17 @@ class _Stopping:
         held_out: tuple[Sequence[Compared], Sequence[Rated]],
         settings: Fitting,
         rows: int,
+        worker: Worker,
     ) -> None:
-        self.reward, self.held_out, self.settings = reward, held_out, settings
+        self.reward, self.held_out, self.settings, self.worker = reward, held_out, settings, worker
         self.every = max(1, round(rows / settings.batch_size))  # steps of a pass
         self.least, self.since, self.best = float("inf"), 0, {}
 
     def __call__(self, step: int) -> bool:
         if not self.settings.patience or step % self.every:
             return False
-        loss = held_out_loss(self.reward, *self.held_out, noise=self.settings.noise)
+        # One that stopped while the others went on would be waited for.
+        loss = self.worker.agreed(held_out_loss(self.reward, *self.held_out, noise=self.settings.noise))
         self.reward.model.train()
         if loss < self.least:
             self.least, self.since = loss, 0

@@ -32,7 +32,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 330, "max_leng
 
 @pytest.mark.slow
 def test_two_workers_are_as_one(pairs, tmp_path):
-    fitting = Fitting(learning_rate=5e-3, epochs=3, batch_size=9, calibration=0.2)
+    fitting = Fitting(learning_rate=5e-3, epochs=3, batch_size=9, calibration=0.2, patience=3)
     talk = [{"role": "user", "content": "what about 3?"}]
     replies = [
         [*talk, {"role": "assistant", "content": f"{said} {n}"}]

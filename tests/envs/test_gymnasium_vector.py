@@ -191,6 +191,19 @@ def test_pictures_of_the_first_environments():
     assert "pictures" not in control_env("plain_worlds:Walk")(5).reset(seed=0)[1]
 
 
+@pytest.mark.parametrize("what", ["observation", "reward"])
+@pytest.mark.parametrize("value", [np.nan, 1e60])
+def test_numbers_that_are_none_are_told_with_their_step(what, value):
+    """1e60 is finite where it comes from, and none of the float32 that networks read."""
+    envs = control_env("Pendulum-v1")(2)
+    envs.reset(seed=0)
+    envs.step(np.zeros((2, 1)))
+    broken = {"observation": (np.full(3, value), 0.0), "reward": (np.zeros(3), value)}[what]
+    envs.envs[1].step = lambda action: (*broken, False, False, {})
+    with pytest.raises(UserError, match=f"Pendulum-v1: expected a finite {what}, got .* after 2 steps"):
+        envs.step(np.zeros((2, 1)))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
