@@ -49,7 +49,7 @@ def make_teachers(entries: Sequence[str]) -> dict[str, Teacher]:
             near = difflib.get_close_matches(name, TEACHERS, n=1)
             raise UserError(
                 f"--teachers {entry}: unknown teacher {name!r}, expected emotion or embedding, or one of "
-                f"them with a model, such as embedding=models/minilm.{f' Did you mean {near[0]}?' if near else ''}"
+                f"them with a model (embedding=PATH).{f' Did you mean {near[0]}?' if near else ''}"
             )
         if name in teachers or (given and not path):
             problem = f"got {name} twice" if name in teachers else "got no path behind ="
