@@ -123,7 +123,7 @@ def test_tokens_before_replies_move_the_places():
 
 
 def test_shards_give_back_what_was_packed(tokenizer, tmp_path):
-    """Rows without messages and a teacher that is missing among them; without asking nothing of it is read."""
+    """Rows without messages among them, and a teacher that is missing; unasked, nothing of it is read."""
     dialogs = [talk("hi", "hello you"), talk("yes", "no", "you")]
     silent = Taught(np.empty(0, np.int32), np.empty((0, 1), np.float32), np.empty((0, 0), np.float16))
     lessons = [silent, numbered(dialogs[1])]

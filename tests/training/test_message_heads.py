@@ -59,7 +59,8 @@ def _taught(said: np.ndarray) -> Taught:
 
 
 def make_trainer(
-    folder: Path, family: str, config: TrainerConfig, *, shuffled: int | None = None, count: int = 16, **fields
+    folder: Path, family: str, config: TrainerConfig, *, shuffled: int | None = None, count: int = 16,
+    **fields: float,
 ) -> Trainer:  # fmt: skip
     tokenizer = make_tokenizer()
     rows = make_rows(tokenizer, count, shuffled)
