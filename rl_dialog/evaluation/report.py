@@ -89,8 +89,8 @@ LANGUAGE_TEXT = (
 )
 ANSWERS_TEXT = (
     "Of the answers to held-out contexts: mean similarity to the reply that the log has there, 1 being "
-    "the same. By vectors of words, and in the space of what an emotion's classifier says. The log's reply is one "
-    "good answer among many, so all of them are far from 1; they compare policies that decode alike."
+    "the same; by vectors of words, and by what a classifier of emotions says of both. The log's reply is "
+    "one good answer among many, so all of them are far from 1; they compare policies that decode alike."
 )
 FROM_LOGS_TEXT = (
     (

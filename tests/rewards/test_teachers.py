@@ -24,9 +24,9 @@ TALK = talk(
 
 
 def test_moods_are_vaders_shares():
-    """ "I love it": VADER has 0.192 neutral and 0.808 positive."""
+    """In "I love it" love has valence 3.2, which counts 4.2, and two neutral words count 1 each."""
     love, nothing, bad = moods(["I love it", "?!", "I hate this awful thing"])
-    assert love == pytest.approx([0, 0.192, 0.808], abs=1e-3) and nothing.tolist() == [0, 1, 0]
+    assert love == pytest.approx([0, 2 / 6.2, 4.2 / 6.2], abs=1e-3) and nothing.tolist() == [0, 1, 0]
     assert bad.argmax() == 0 and bad.sum() == pytest.approx(1)
 
 
