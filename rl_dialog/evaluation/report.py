@@ -90,7 +90,8 @@ LANGUAGE_TEXT = (
 ANSWERS_TEXT = (
     "Of the answers to held-out contexts: mean similarity to the reply that the log has there, 1 being "
     "the same; by vectors of words, and by what a classifier of emotions says of both. The log's reply is "
-    "one good answer among many, so all of them are far from 1; they compare policies that decode alike."
+    "one good answer among many, so words are far from 1; emotions are near 1 where most replies are "
+    "neutral. They compare policies that decode alike."
 )
 FROM_LOGS_TEXT = (
     (
