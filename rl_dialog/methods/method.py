@@ -57,9 +57,11 @@ class Regularisation:
 
     penalty: Tensor  # () what the loss pays for them
     losses: dict[str, Tensor]  # () each head's, without its weight; sums over the batch's messages
+    messages: int = 0  # how many
 
     def added_to(self, loss: Loss) -> Loss:
         metrics = {name: value.detach() for name, value in self.losses.items()}
+        metrics["messages"] = self.penalty.new_tensor(float(self.messages))
         return Loss(loss.total + self.penalty, loss.metrics | metrics)
 
 

@@ -589,7 +589,8 @@ class Policy(PreTrainedModel, GenerationMixin):
             )
         losses = self.message_heads(terms.contexts, batch.emotions, batch.embeddings)
         weighted = sum(getattr(self.config, f"{name}_weight") * loss for name, loss in losses.items())
-        return Regularisation(weighted if self.training else torch.zeros_like(weighted), losses)
+        penalty = weighted if self.training else torch.zeros_like(weighted)
+        return Regularisation(penalty, losses, len(terms.contexts))
 
     @torch.no_grad()
     def prior_scores(self, batch: Batch) -> Linear:

@@ -91,16 +91,21 @@ def _check_teachers(run: TrainingRun) -> None:
     start = run.model.model_name_or_path
     if not start or not _is_hierarchical(run.model) or not run.method.draws_from_posterior:
         return
-    config = json.loads((Path(resolve(start)) / "config.json").read_text("utf-8"))
-    for name, teacher in config.get("teachers", {}).items():
+    stored = json.loads((Path(resolve(start)) / "config.json").read_text("utf-8")).get("teachers", {})
+    for name, teacher in stored.items():
         if teachers.get(name) != teacher:
             theirs = teachers[name]["name"] if name in teachers else "none"
-            entry = f"{name}={teacher['name']}" if Path(teacher["name"]).exists() else name
             raise UserError(
                 f"{start} learns what {teacher['name']} says of each message ({name}), expected data that "
                 f"was prepared with the same teacher, got {theirs} in {run.data}: run prepare again with "
-                f"--teachers {entry}"
+                f"--teachers {' '.join(map(_entry, stored.items()))}"
             )
+
+
+def _entry(named: tuple[str, dict[str, Any]]) -> str:
+    """A teacher as `prepare` is told of it: the built-in ones have names that are no folders."""
+    name, teacher = named
+    return f"{name}={teacher['name']}" if Path(teacher["name"]).exists() else name
 
 
 def _require_tokens(data: str, path: str, remedy: str) -> None:

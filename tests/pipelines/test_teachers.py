@@ -18,6 +18,8 @@ from rl_dialog.config import load_config
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
+from rl_dialog.methods import BC
+from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 
 ROOT = Path(__file__).parents[2]
 SIZES = ["--model.width", "16", "--max_steps", "2", "--eval_steps", "0"]
@@ -114,4 +116,21 @@ def test_logs_to_a_chat(folder: Path) -> None:
     values = call(folder, "train", *onwards, "--output_dir", "runs/psi", "--method", "psi")
     assert values.returncode == 0, values.stderr
     cloned = call(folder, "train", *onwards, "--output_dir", "runs/more")
-    assert cloned.returncode != 0 and "--teachers emotion" in cloned.stderr
+    assert cloned.returncode != 0 and "prepare again with --teachers embedding emotion" in cloned.stderr
+
+
+def test_going_on_needs_the_same_teachers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cloning on does; a method with values does not ask."""
+    monkeypatch.chdir(folder)
+    trained = load_tokenizer(folder / "data" / "tokenizer")
+    model = ModelConfig(family="hred", width=16, emotion_weight=1.0, embedding_weight=1.0)
+    described = load_manifest("data")["teachers"]
+    Policy(load_lm(model, trained, teachers=described), BC(), model).save_pretrained("start")
+    trained.save_pretrained("start")
+    onwards = ["--output_dir", "runs/x", "--model_name_or_path", "start"]
+    check("--data", "data", *onwards)
+    check("--data", "plain", *onwards, "--method", "psi")
+    with pytest.raises(
+        UserError, match="learns what hashed words says .*got none in plain: run prepare again"
+    ):
+        check("--data", "plain", *onwards)

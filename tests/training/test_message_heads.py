@@ -124,9 +124,13 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
 
 def test_best_is_chosen_by_the_bound_alone(tmp_path: Path) -> None:
     """Runs with other weights of the teachers have held-out losses that compare."""
-    metrics = make_trainer(tmp_path / "run", "vhred", TrainerConfig(8, max_steps=2, **SHARED)).train()
+    trainer = make_trainer(tmp_path / "run", "vhred", TrainerConfig(8, max_steps=2, **SHARED))
+    metrics = trainer.train()
     assert metrics["eval/loss"] == pytest.approx(metrics["eval/nll"])
     assert metrics["train/loss"] > metrics["train/nll"] - metrics["train/kl"]
+    tokens = sum(row.assistant.sum() for row in trainer.eval_rows)
+    messages = sum(len(row.taught.places) for row in trainer.eval_rows)
+    assert metrics["eval/messages"] == pytest.approx(messages / tokens)
 
 
 @pytest.mark.filterwarnings("ignore:the held-out loss was still falling")
