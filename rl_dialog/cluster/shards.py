@@ -172,9 +172,9 @@ class ShardWriter:
         max_length: int,
         weights: dict[str, float],
         normalisers: dict[str, Normaliser],
-        teachers: Sequence[str] = (),
         record_seconds: float = 0.0,
         strict: bool = False,
+        teachers: Sequence[str] = (),
     ) -> None:
         self.record_seconds, self.strict = record_seconds, strict
         self.tokenizer, self.directory, self.max_length = (
