@@ -30,6 +30,7 @@ from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION
 from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import choosing
+from rl_dialog.rewards.teachers import describe, make_teachers
 from rl_dialog.run import OnCluster, Output, at_least, progress, require, run
 
 
@@ -67,12 +68,14 @@ def main(config: PrepareConfig) -> dict[str, Any]:
         print("no --rewards given: a reply's reward is the one its log has (logged 1)")
     weights = weights or {"logged": 1.0}
     rewards = choosing.load_rewards(weights, **config.models)
+    teachers = describe(make_teachers(config.teachers))  # or told now, and not in a worker, why not
     shown_progress = partial(progress, unit="dialogs", quiet=config.quiet)
     how = {**passes(config, weights), "concurrency": config.num_workers, "progress": shown_progress}
     with building(out, overwrite=config.overwrite, recipe=recipe(config, logs, weights)) as directory:
         with connect(config.address or None, num_cpus=config.num_cpus):
             figures = fill_directory(directory, logs, bad, **how, began=began)
         manifest = {"format": FORMAT, "version": VERSION, "settings": to_dict(config), **figures}
+        manifest["teachers"] = teachers
         manifest["skipped"] = [asdict(skip) for skip in skipped]
         save_config(config, directory / "prepare.yaml")
         (directory / MANIFEST).write_text(

@@ -49,6 +49,7 @@ class Tokenising:
     vocab_size: int  # of that one
     max_length: int
     shard_rows: int
+    teachers: tuple[str, ...] = ()  # that are asked about every message
 
 
 def fill_directory(
@@ -75,7 +76,7 @@ def fill_directory(
     weights, normalisers = scoring.weights, normalisers or _fitted(kinds, scored, scoring)
     vocab_size = _save_tokenizer(tokenising, scored, tokenizer)
     with progress("tokenise", sum(scored.dialogs.values())) as step:
-        how = {name: getattr(tokenising, name) for name in ("shard_rows", "max_length")}
+        how = {name: getattr(tokenising, name) for name in ("shard_rows", "max_length", "teachers")}
         how |= {name: getattr(scoring, name) for name in ("record_seconds", "strict")}
         how |= {"weights": weights, "normalisers": normalisers, "concurrency": concurrency}
         shards = write_shards(scored, tokenizer, directory, **how, progress=step)

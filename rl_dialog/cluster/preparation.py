@@ -66,6 +66,10 @@ class Preparation:
     it."""
     max_length: int = 1024
     """Longest row in tokens; longer dialogs become several overlapping windows."""
+    teachers: tuple[str, ...] = ()
+    """Ask teachers about every message, for hierarchical models to learn from (--model.emotion_weight,
+    --model.embedding_weight): emotion, embedding, each with or without a model of its own, emotion=PATH (a
+    classifier), embedding=PATH (an encoder); a folder or a hub name each."""
     split: str = "hash"
     """hash: drawn, by what --split_by says. declared: the data's own splits, hash where it has none."""
     split_by: Literal["auto", "first_turn", "dialog"] = "auto"
@@ -126,7 +130,9 @@ def passes(config: Preparation, weights: dict[str, float]) -> dict[str, Any]:
     ranked = tuple(name for name, kind in kinds.items() if kind == "rank")
     return {
         "scoring": Scoring(weights, ranked, **config.models, **splitting),
-        "tokenising": Tokenising(config.tokenizer, config.vocab_size, config.max_length, config.shard_rows),
+        "tokenising": Tokenising(
+            config.tokenizer, config.vocab_size, config.max_length, config.shard_rows, config.teachers
+        ),
         "kinds": kinds,
         "normalisers": choosing.load_normalisers(config.normalisers, weights) if config.normalisers else {},
     }
@@ -135,6 +141,7 @@ def passes(config: Preparation, weights: dict[str, float]) -> dict[str, Any]:
 def recipe(config: Preparation, logs: Sequence[LogFile], weights: dict[str, float]) -> str:
     """All that the rows follow from."""
     settings = {name: value for name, value in to_dict(config).items() if name not in FREE}
-    models = [entry.partition("=")[2] for entry in config.scorers] + [config.tokenizer, config.normalisers]
+    models = [entry.partition("=")[2] for entry in (*config.scorers, *config.teachers)]
+    models += [config.tokenizer, config.normalisers]
     written = files_of_own([*weights, config.reader or ""])
     return recipe_of(settings, weights, logs, paths=[*written, *filter(None, models)])

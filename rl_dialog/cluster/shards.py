@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,13 @@ from rl_dialog.cluster.scoring import WORK, write_text
 from rl_dialog.cluster.time_limit import TookTooLong, time_limit, too_long
 from rl_dialog.data.formats.log_file import Bad, shown
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog, to_table
-from rl_dialog.data.shards import SHARD_SCHEMA, pack_rows, shard_name
+from rl_dialog.data.shards import SHARD_SCHEMA, TAUGHT_SCHEMA, pack_rows, pack_taught, shard_name
+from rl_dialog.data.taught import Taught
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import Statistics
 from rl_dialog.rewards.normalise import Normaliser, weighted_sum
+from rl_dialog.rewards.scorers import TOGETHER
+from rl_dialog.rewards.teachers import make_teachers, teach
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -63,6 +66,7 @@ def write_shards(
     max_length: int,
     weights: Mapping[str, float],
     normalisers: Mapping[str, Normaliser],
+    teachers: Sequence[str] = (),
     record_seconds: float = 0.0,
     strict: bool = False,
     concurrency: int | None = None,
@@ -72,7 +76,8 @@ def write_shards(
     split, in order. Raises TemplateError.
 
     A shard that a killed run has finished there is taken as it is. With `normalisers` a reply's reward is the
-    weighted sum of its normalised components; pass 1 could not know them yet.
+    weighted sum of its normalised components; pass 1 could not know them yet. `teachers` are asked about
+    every message (rewards/teachers.py).
     """
     plan = [json.dumps(entry) for entry in plan_shards(scored, shard_rows)]
     tables = [pa.table({"plan": pa.array([entry], pa.large_string())}) for entry in plan]
@@ -83,6 +88,7 @@ def write_shards(
         "max_length": max_length,
         "weights": dict(weights),
         "normalisers": dict(normalisers),
+        "teachers": tuple(teachers),
         "record_seconds": record_seconds,
         "strict": strict,
     }
@@ -168,6 +174,7 @@ class ShardWriter:
         normalisers: dict[str, Normaliser],
         record_seconds: float = 0.0,
         strict: bool = False,
+        teachers: Sequence[str] = (),
     ) -> None:
         self.record_seconds, self.strict = record_seconds, strict
         self.tokenizer, self.directory, self.max_length = (
@@ -176,6 +183,7 @@ class ShardWriter:
             max_length,
         )
         self.weights, self.normalisers = weights, normalisers
+        self.teachers = make_teachers(teachers)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         [row] = table.to_pylist()
@@ -197,7 +205,8 @@ class ShardWriter:
 
     def _write(self, name: str, plan: dict[str, Any]) -> Shard:
         shard, path = Shard(name), self.directory / name
-        with pq.ParquetWriter(f"{path}.part", SHARD_SCHEMA, compression="zstd") as writer:
+        schema = TAUGHT_SCHEMA if self.teachers else SHARD_SCHEMA
+        with pq.ParquetWriter(f"{path}.part", schema, compression="zstd") as writer:
             for group in self._row_groups(plan, shard):
                 writer.write_table(group)
         os.replace(f"{path}.part", path)
@@ -244,9 +253,7 @@ class ShardWriter:
         from rl_dialog.data.tokenize import cut_replies, tokenize
 
         ids, windows, kept = [], [], []
-        for i in range(len(part)):
-            [row] = part.slice(i, 1).to_pylist()
-            dialog = Dialog.from_row(row)
+        for i, (dialog, taught) in enumerate(self._dialogs(part)):
             for message in (
                 dialog.messages
             ):  # no template shows these, and transformers copies all it is given for every prefix it renders
@@ -254,7 +261,7 @@ class ShardWriter:
             name = dialog.id + suffixes.get(str(shard.dialogs + len(shard.late)), "")
             try:
                 with time_limit(self.record_seconds):
-                    rows = tokenize(dialog, self.tokenizer, max_length=self.max_length)
+                    rows = tokenize(dialog, self.tokenizer, max_length=self.max_length, taught=taught)
             except TookTooLong:
                 shard.late.append(asdict(self._late(name, dialog)))
                 continue
@@ -268,7 +275,21 @@ class ShardWriter:
             shard.cut_replies += cut_replies(dialog, self.tokenizer, rows)
         part = part.take(pa.array(kept, pa.int64())) if len(kept) < len(part) else part
         renamed = part.set_column(0, ARROW_SCHEMA.field("id"), pa.array(ids, pa.string()))
-        return renamed.append_column(SHARD_SCHEMA.field("rows"), pack_rows(windows))
+        table = renamed.append_column(SHARD_SCHEMA.field("rows"), pack_rows(windows))
+        if not self.teachers:
+            return table
+        return table.append_column(TAUGHT_SCHEMA.field("taught"), pack_taught(windows))
+
+    def _dialogs(self, part: pa.Table) -> Iterator[tuple[Dialog, Taught | None]]:
+        """The dialogs one after another, with what teachers say of their messages: those are asked about
+        several dialogs together."""
+        if not self.teachers:
+            for i in range(len(part)):
+                yield Dialog.from_row(part.slice(i, 1).to_pylist()[0]), None
+            return
+        for start in range(0, len(part), TOGETHER):
+            dialogs = [Dialog.from_row(row) for row in part.slice(start, TOGETHER).to_pylist()]
+            yield from zip(dialogs, teach(self.teachers, dialogs), strict=True)
 
     def _late(self, name: str, dialog: Dialog) -> Bad:
         late = Bad(

@@ -80,6 +80,10 @@ class Batch:
     noise: Tensor | None = (
         None  # (B,) int64: seeds of each row's latents, the same for all nets that read this batch
     )
+    # What teachers say of M messages (data/taught.py), where the rows have that:
+    taught_at: Tensor | None = None  # (M,) int64: the flat position b*T + t of each message's last token
+    emotions: Tensor | None = None  # (M, E) float32: a distribution each
+    embeddings: Tensor | None = None  # (M, D) float32
     # Of rows that a policy with latents said: (R,) int64, the seed of each reply's latent; or (R, Z) the
     # latent that was drawn, where nets are asked about that one. With both, words follow from the seed's.
     reply_noise: Tensor | None = None
@@ -165,6 +169,8 @@ def collate(
     batch = _gathered(*map(torch.from_numpy, _padded(rows, pad_id, spread)), prior_logp)
     if all(len(row.latent_seeds) == len(row.reply_ends) for row in rows) and batch.decisions:
         batch.reply_noise = torch.from_numpy(np.concatenate([row.latent_seeds for row in rows]))
+    if all(row.taught is not None for row in rows):
+        batch.taught_at, batch.emotions, batch.embeddings = _taught(rows, batch.input_ids.shape[1])
     if spread == "reply_end":
         batch.later_rewards, batch.later_tokens, batch.later_known = _later(rows)
     return batch
@@ -198,6 +204,16 @@ def _padded(rows: Sequence[Row], pad_id: int, spread: str) -> tuple[np.ndarray, 
             done[b, places[-1]] = not row.truncated
             tail[b, length - 1] = row.truncated
     return ids, mask, act, reward, nxt, done, turn_end, tail, rated
+
+
+def _taught(rows: Sequence[Row], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(M,), (M, E) and (M, D): what teachers say of the messages of all rows."""
+    places = [b * width + row.taught.places.astype(np.int64) for b, row in enumerate(rows)]
+    emotions, embeddings = (
+        np.concatenate([getattr(row.taught, name) for row in rows]).astype(np.float32)
+        for name in ("emotions", "embeddings")
+    )
+    return tuple(map(torch.from_numpy, (np.concatenate(places), emotions, embeddings)))
 
 
 def _later(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:

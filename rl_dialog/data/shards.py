@@ -1,7 +1,8 @@
 """The data directory that `prepare` writes and training reads.
 
     train-00000.parquet ...   one row per dialog: the columns of `schema.ARROW_SCHEMA`, and `rows`, its
-                              windows as tokens; a reply's reward is null where it is missing
+                              windows as tokens; a reply's reward is null where it is missing; with
+                              `prepare --teachers` also `taught`, what these say of each window's messages
     validation-...  test-...
     manifest.json             where the data came from, what was quarantined or skipped, splits, reward
                               statistics, tokenizer
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog
+from rl_dialog.data.taught import Taught, sizes
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 
@@ -45,6 +48,14 @@ TOKENS = pa.struct(
     ]
 )
 SHARD_SCHEMA = ARROW_SCHEMA.append(pa.field("rows", pa.list_(TOKENS)))
+TAUGHT = pa.struct(  # of a window, beside its tokens
+    [
+        ("places", pa.list_(pa.int32())),
+        ("emotions", pa.list_(pa.float32())),  # one message's labels behind the other's
+        ("embeddings", pa.list_(pa.float16())),
+    ]
+)
+TAUGHT_SCHEMA = SHARD_SCHEMA.append(pa.field("taught", pa.list_(TAUGHT)))
 
 
 def load_manifest(data_dir: str | Path) -> dict[str, Any]:
@@ -78,11 +89,19 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def read_rows(data_dir: str | Path, split: str) -> Iterator[Row]:
+def read_rows(data_dir: str | Path, split: str, *, taught: bool = False) -> Iterator[Row]:
     """The token rows of a split, in the order of its shards. Their arrays are views into the record batch
-    they came in: read-only and compact."""
-    for batch in _batches(data_dir, split, ["rows"]):
-        yield from unpack_rows(batch.column("rows"))
+    they came in: read-only and compact. `taught` asks for what teachers say of their messages too, of a
+    directory that was prepared with some."""
+    if not taught:
+        for batch in _batches(data_dir, split, ["rows"]):
+            yield from unpack_rows(batch.column("rows"))
+        return
+    widths = sizes(load_manifest(data_dir)["teachers"])
+    for batch in _batches(data_dir, split, ["rows", "taught"]):
+        lessons = unpack_taught(batch.column("taught"), *widths)
+        for row, mine in zip(unpack_rows(batch.column("rows")), lessons, strict=True):
+            yield replace(row, taught=mine)
 
 
 def read_dialogs(data_dir: str | Path, split: str) -> Iterator[Dialog]:
@@ -139,6 +158,31 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
             later[later_at[i] : later_at[i + 1]],
             lengths[later_at[i] : later_at[i + 1]],
             done[i],
+        )
+
+
+def pack_taught(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
+    """The `taught` column for dialogs given as lists of windows."""
+    lessons = [row.taught for windows in dialogs for row in windows]
+    fields = [
+        _lists([each.places for each in lessons], np.int32),
+        _lists([each.emotions.ravel() for each in lessons], np.float32),
+        _lists([each.embeddings.ravel() for each in lessons], np.float16),
+    ]
+    structs = pa.StructArray.from_arrays(fields, fields=list(TAUGHT))
+    return pa.ListArray.from_arrays(_offsets(map(len, dialogs)), structs)
+
+
+def unpack_taught(column: pa.ListArray, emotions: int, embedding: int) -> Iterator[Taught]:
+    """The inverse of `pack_taught`, for so many labels of an emotion and numbers of an embedding."""
+    columns = [_values(lists) for lists in column.flatten().flatten()]
+    (places, place_at), (moods, mood_at), (vectors, vector_at) = columns
+    for i in range(len(place_at) - 1):
+        mine = places[place_at[i] : place_at[i + 1]]
+        yield Taught(
+            mine,
+            moods[mood_at[i] : mood_at[i + 1]].reshape(len(mine), emotions),
+            vectors[vector_at[i] : vector_at[i + 1]].reshape(len(mine), embedding),
         )
 
 

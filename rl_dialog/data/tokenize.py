@@ -31,6 +31,7 @@ import numpy as np
 
 from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import ROLES, Dialog
+from rl_dialog.data.taught import Taught, in_rows
 from rl_dialog.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Row:
     later_done: bool = False  # the conversation ended with them, so what followed this window is known
     # Of a row that a policy with latents said: (R,) int64, the seed of each reply's latent
     latent_seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    taught: Taught | None = None  # what teachers say of its messages, where `prepare` asked some
 
     @property
     def reply_starts(self) -> np.ndarray:
@@ -247,35 +249,46 @@ class _Rendered:
     """A whole dialog as tokens, with the token spans of its replies."""
 
     input_ids: np.ndarray  # (T,)
-    starts: list[int]  # first token of every message, its header included; empty unless asked for
+    # First token of every message, its header included, and one past the last token that ends it; both empty
+    # unless asked for
+    starts: list[int]
+    ends: list[int]
     actions: dict[int, int]  # reply -> the first token the assistant wrote in it
     action_ends: dict[int, int]  # reply -> one past the last token it wrote (end of turn included)
 
 
-def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: int = 1024) -> list[Row]:
+def tokenize(
+    dialog: Dialog,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_length: int = 1024,
+    taught: Taught | None = None,
+) -> list[Row]:
     """The rows of a dialog: one, or several windows when it is longer than `max_length` tokens.
 
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
     one (the tail of a longer message) and the system prompt in front unless it takes a quarter of the window.
     A row that the conversation outlasts ends in the state before the next reply, and knows what the replies
-    behind it earned. A reply that alone is too long loses its tail (`cut_replies` counts it).
+    behind it earned. A reply that alone is too long loses its tail (`cut_replies` counts it). What teachers
+    say of its messages (`taught`) is in the rows too.
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
     replies = dialog.replies
     if not replies:
         return []
-    rendered = _render(dialog, replies, tokenizer)
+    rendered = _render(dialog, replies, tokenizer, every=taught is not None)
     logged = {i: dialog.messages[i].get("reward") for i in replies}
     rewards = {i: math.nan if reward is None else float(reward) for i, reward in logged.items()}
     if len(rendered.input_ids) <= max_length:
-        return [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
+        rows = [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
+        return _with_teachers(rows, rendered, [(0, 0)], taught)
     rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
     states_after = [
         *(rendered.actions[i] for i in replies[1:]),
         len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]],
     ]
-    rows, done = [], 0
+    rows, begins, done = [], [], 0
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
         fitting = bisect_right(states_after, start + max_length - system) - done
@@ -287,7 +300,19 @@ def tokenize(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, *, max_length: 
                 dialog, rendered, system, start, window_replies, rewards, max_length=max_length, later=later
             )
         )
-    return rows
+        begins.append((system, start))
+    return _with_teachers(rows, rendered, begins, taught)
+
+
+def _with_teachers(
+    rows: list[Row], r: _Rendered, begins: list[tuple[int, int]], taught: Taught | None
+) -> list[Row]:
+    """The rows with what teachers say; begins: the tokens in front of each, and the first one behind them."""
+    if taught is None:
+        return rows
+    windows = [(*begin, len(row.input_ids)) for begin, row in zip(begins, rows, strict=True)]
+    each = in_rows(taught, r.starts, r.ends, windows)
+    return [replace(row, taught=mine) for row, mine in zip(rows, each, strict=True)]
 
 
 def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> int:
@@ -387,7 +412,9 @@ def _render(
         n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()
     }
     starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or lengths else []
-    return _Rendered(ids, starts, actions, action_ends)
+    spans = [(start, stops[n]) for n, start in enumerate(starts)]
+    message_stops = [_end_of_turn(ids, *span, tokenizer.eos_token_id) for span in spans]
+    return _Rendered(ids, starts, message_stops, actions, action_ends)
 
 
 Lengths = tuple[

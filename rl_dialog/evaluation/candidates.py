@@ -34,7 +34,7 @@ from rl_dialog.evaluation.metrics import CLICK
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.models.policy import Policy
 from rl_dialog.rewards.fitted import ReplyReward
-from rl_dialog.rewards.similarity import Similarity, similarity
+from rl_dialog.rewards.similarity import NEEDS_PATH, Similarity, similarity
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -66,17 +66,19 @@ class Candidates:
         return next(iter(self.critic))
 
 
-def read_similarities(names: Sequence[str], path: str = "") -> dict[str, Similarity]:
+def read_similarities(
+    names: Sequence[str], path: str = "", *, flag: str = "--similarities"
+) -> dict[str, Similarity]:
     """Name -> function. `path` is the model of those that need one, unless a name brings its own:
-    `bleurt=models/bleurt`. Raises UserError."""
+    `bleurt=models/bleurt`. Raises UserError, which names the `flag`."""
     similarities: dict[str, Similarity] = {}
-    for flag in names:
-        name, _, own_path = flag.partition("=")
+    for entry in names:
+        name, _, own_path = entry.partition("=")
         if name in similarities:
-            raise UserError(f"--similarities: expected each name once, got {name} twice")
-        similarities[name] = similarity(name, path=own_path or ("" if name in WORDS else path))
+            raise UserError(f"{flag}: expected each name once, got {name} twice")
+        similarities[name] = similarity(name, path=own_path or (path if name in NEEDS_PATH else ""))
     if not similarities:
-        raise UserError(f"--similarities: expected at least one, such as {' '.join(WORDS)}")
+        raise UserError(f"{flag}: expected at least one, such as {' '.join(WORDS)}")
     return similarities
 
 

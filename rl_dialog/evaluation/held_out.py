@@ -18,7 +18,7 @@ from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_cand
 from rl_dialog.evaluation.fqe import FQE
 from rl_dialog.evaluation.generation import Decoding, generate_replies, load_for_decoding, stream
 from rl_dialog.evaluation.latents import latent_figures, latent_measures
-from rl_dialog.evaluation.metrics import Pairs, find_pairs, pairwise_accuracy
+from rl_dialog.evaluation.metrics import Pairs, answer_measures, find_pairs, pairwise_accuracy
 from rl_dialog.evaluation.ope import (
     ESTIMATORS,
     Behaviour,
@@ -67,6 +67,9 @@ class HeldOutConfig(Decoding):
     NAME=PATH gives one a model of its own"""
     similarity_path: str = ""
     """model folder of the similarities that need one"""
+    answer_similarities: tuple[str, ...] = ("average", "extrema", "greedy", "emotion")
+    """how the answers to the contexts are compared with what the log has: by vectors of words and by how they
+    feel; embedding=PATH compares what they mean; NAME=PATH gives one a model of its own"""
     click_threshold: float = 0.6
     """a candidate more similar than this counts as a click"""
     ranker: str = ""
@@ -107,6 +110,7 @@ class HeldOut:
     contexts: list[tuple[Dialog, int]]  # dialog, index of the reply to replace
     trained: list[str]  # rewards with a weight in the training data
     similarities: dict[str, Similarity] = field(default_factory=dict)
+    answer_similarities: dict[str, Similarity] = field(default_factory=dict)
     ranker: Policy | None = None
     reward_model: ReplyReward | None = None
     train: list[Dialog] = field(default_factory=list)  # what fitted Q evaluation learns from
@@ -178,6 +182,9 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
 
 def _add_judges(held_out: HeldOut, config: HeldOutConfig) -> None:
     """What judges candidates, and what estimates from logs compare with, where they are asked for."""
+    if config.contexts and config.answer_similarities:
+        flag = "--answer_similarities"
+        held_out.answer_similarities = read_similarities(config.answer_similarities, flag=flag)
     if config.candidates:
         held_out.similarities = read_similarities(config.similarities, config.similarity_path)
         if config.ranker:
@@ -240,6 +247,12 @@ def score_held_out(
         )
         result.measures |= candidate_measures(result.candidates)
     result.answers = _answer(result, policy, tokenizer, held_out, config)
+    result.measures |= answer_measures(
+        [answer.context for answer in result.answers],
+        [answer.reply.text for answer in result.answers],
+        [answer.logged for answer in result.answers],
+        held_out.answer_similarities,
+    )
 
 
 def _score_replies(

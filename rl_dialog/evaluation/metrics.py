@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.rewards.words import words
+
+if TYPE_CHECKING:  # it brings models, which figures of texts do not need
+    from rl_dialog.rewards.similarity import Similarity
 
 CLICK = "click"  # what a similarity above a threshold stands for
 NEAR = 0.8  # two replies whose sets of words have this Jaccard similarity say the same
@@ -79,6 +83,24 @@ def reward_measures(values: Mapping[str, Sequence[Sequence[float | None]]]) -> d
         applied = [[value for value in row if value is not None] for row in dialogs]
         measures[f"reward/{name}"] = _measure([(sum(row), len(row)) for row in applied])
     return measures
+
+
+def answer_measures(
+    dialogs: Sequence[str],
+    answers: Sequence[str],
+    references: Sequence[str],
+    similarities: Mapping[str, Similarity],
+) -> dict[str, Measure]:
+    """Mean similarity of each answer to what the log has in its place; one unit per dialog, which `dialogs`
+    names for each answer."""
+    if not answers:
+        return {}
+    _, owner = np.unique(np.array(dialogs), return_inverse=True)
+    count = np.bincount(owner).astype(float)
+    return {
+        f"answer/{name}": Measure(np.bincount(owner, function(answers, references)), count)
+        for name, function in similarities.items()
+    }
 
 
 @dataclass(frozen=True)

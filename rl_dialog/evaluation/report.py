@@ -68,6 +68,7 @@ def sections(evaluation: Evaluation) -> list[Section]:
         _comparison(evaluation),
         *_rewards(evaluation),
         _figures(evaluation, "Language of the logs", LANGUAGE, LANGUAGE_TEXT),
+        _answers(evaluation),
         _trade_off(evaluation),
         _critic(evaluation),
         _candidates(evaluation),
@@ -85,6 +86,12 @@ LANGUAGE_TEXT = (
     "On the held-out logs: exp of the mean negative log-probability per decision token under what the policy "
     "samples from, and under its plain LM; KL(policy || prior) is exact over the vocabulary at every logged "
     "state. Perplexities compare between policies with the same tokenizer only."
+)
+ANSWERS_TEXT = (
+    "Of the answers to held-out contexts: mean similarity to the reply that the log has there, 1 being "
+    "the same; by vectors of words, and by what a classifier of emotions says of both. The log's reply is "
+    "one good answer among many, so words are far from 1; emotions are near 1 where most replies are "
+    "neutral. They compare policies that decode alike."
 )
 FROM_LOGS_TEXT = (
     (
@@ -210,6 +217,18 @@ def _figures(evaluation: Evaluation, title: str, figures: Sequence[str], text: s
     if not any(name in group.estimates for group in evaluation.groups for name in names):
         return None
     return Section(title, [text], _table(evaluation.groups, names), _missing(evaluation.groups, names))
+
+
+def _answers(evaluation: Evaluation) -> Section | None:
+    names = [name for group in evaluation.groups for name in group.estimates if name.startswith("answer/")]
+    names = list(dict.fromkeys(names))
+    if not names:
+        return None
+    table = _table(evaluation.groups, names)
+    for label, (baseline, changes) in evaluation.comparisons.items():
+        cells = [shown(changes.get(name), figure_of(name), signed=True) for name in names]
+        table.rows.append([f"{label} - {baseline}", *cells])
+    return Section("Answers against the log", [ANSWERS_TEXT], table)
 
 
 def _trade_off(evaluation: Evaluation) -> Section | None:

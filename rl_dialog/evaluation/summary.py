@@ -74,6 +74,13 @@ FIGURES: dict[str, Figure] = {
     "ope/weight": Figure("mean weight"),
     "ope/outside": Figure("mass outside the logs", percent=True),
 }
+ANSWERS = {
+    "average": "embedding average",
+    "extrema": "vector extrema",
+    "greedy": "greedy matching",
+    "emotion": "cosine of emotions",
+    "embedding": "cosine of sentence embeddings",
+}  # figures of answers against the log
 NOT_COMPARED = (
     "critic/",
     "gain/",
@@ -181,6 +188,8 @@ def figure_of(name: str) -> Figure:
     if name in FIGURES:
         return FIGURES[name]
     kind, _, rest = name.partition("/")
+    if kind == "answer":
+        return Figure(ANSWERS.get(rest, rest), 3)
     if kind in ("top", "ranked", "gain"):  # kind/[way/]metric@k
         way, _, metric = rest.rpartition("/")
         metric, _, k = metric.partition("@")

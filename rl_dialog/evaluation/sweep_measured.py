@@ -27,7 +27,13 @@ OF_TEXTS = (
     "distinct_1",
     "distinct_2",
 )
-BY_FLAG = {"ope/": "ope", "top/": "candidates", "ranked/": "candidates", "gain/": "candidates"}
+BY_FLAG = {
+    "answer/": "contexts",
+    "ope/": "ope",
+    "top/": "candidates",
+    "ranked/": "candidates",
+    "gain/": "candidates",
+}
 
 
 def check_metric(sweep: Any, runs: Sequence[Any], *, held_out: bool, where: str) -> None:

@@ -92,8 +92,13 @@ class DT(BC):
                 np.concatenate([bins, np.full(len(unlearnt), wanted_id)]).astype(np.int32),
             )
             rows = np.insert(row.input_ids, places, tokens), np.insert(row.assistant, places, False)
-            ends = row.reply_ends + np.searchsorted(np.sort(places), row.reply_ends, side="right")
-            return replace(row, input_ids=rows[0], assistant=rows[1], reply_ends=ends.astype(np.int32))
+
+            def moved(old: np.ndarray) -> np.ndarray:
+                return (old + np.searchsorted(np.sort(places), old, side="right")).astype(np.int32)
+
+            taught = row.taught and replace(row.taught, places=moved(row.taught.places))
+            changed = {"input_ids": rows[0], "assistant": rows[1], "reply_ends": moved(row.reply_ends)}
+            return replace(row, **changed, taught=taught)
 
         return [labelled(row) for row in train], [labelled(row) for row in validation]
 

@@ -52,6 +52,20 @@ class Bound:
 
 
 @dataclass
+class Regularisation:
+    """What predictions of teachers' values add to the loss of cloning (models/message_heads.py)."""
+
+    penalty: Tensor  # () what the loss pays for them
+    losses: dict[str, Tensor]  # () each head's, without its weight; sums over the batch's messages
+    messages: int = 0  # how many
+
+    def added_to(self, loss: Loss) -> Loss:
+        metrics = {name: value.detach() for name, value in self.losses.items()}
+        metrics["messages"] = self.penalty.new_tensor(float(self.messages))
+        return Loss(loss.total + self.penalty, loss.metrics | metrics)
+
+
+@dataclass
 class Outputs:
     """What a policy says about S states (data/batch.py: the N decisions first)."""
 
@@ -67,6 +81,7 @@ class Outputs:
         None
     )
     latents: Bound | None = None  # what the loss of a model with latents needs beside the method's
+    messages: Regularisation | None = None  # and that of one that predicts what teachers say of messages
     # Of replies that were said with latents of their own (batch.reply_noise, batch.latents):
     drawn: Tensor | None = None  # (R, Z) the latents, without gradient
     latent_logp: Tensor | None = None  # (R,) their log-density; no gradient through the latents

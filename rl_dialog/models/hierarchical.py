@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rl_dialog.models.hierarchical_config import HierarchicalConfig
@@ -86,4 +86,5 @@ def with_state(
 
 
 AutoConfig.register("hierarchical", HierarchicalConfig)
+AutoModel.register(HierarchicalConfig, HierarchicalModel)
 AutoModelForCausalLM.register(HierarchicalConfig, HierarchicalLM)

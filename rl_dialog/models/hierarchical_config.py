@@ -31,6 +31,9 @@ class HierarchicalConfig(PretrainedConfig):
         kl_annealing: float = 0.0,
         free_bits: float = 0.0,
         bow_weight: float = 0.0,
+        emotion_weight: float = 0.0,
+        embedding_weight: float = 0.0,
+        teachers: dict[str, dict[str, Any]] | None = None,
         initializer_range: float = 0.1,
         max_position_embeddings: int = 1024,
         **options: Any,
@@ -46,6 +49,8 @@ class HierarchicalConfig(PretrainedConfig):
         self.message_end_ids, self.latent, self.latent_size = list(message_end_ids), latent, latent_size
         self.dropout, self.word_drop, self.sentence_drop = dropout, word_drop, sentence_drop
         self.kl_annealing, self.free_bits, self.bow_weight = kl_annealing, free_bits, bow_weight
+        self.emotion_weight, self.embedding_weight = emotion_weight, embedding_weight
+        self.teachers = dict(teachers or {})  # whose predictions those weigh, as the data's manifest has them
         self.initializer_range, self.max_position_embeddings = initializer_range, max_position_embeddings
         self.use_cache = True
 

@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from rl_dialog.data.taught import sizes
 from rl_dialog.errors import UserError
 from rl_dialog.models.hierarchical_config import HierarchicalConfig
 from rl_dialog.models.latents import Gaussian, LatentTerms, Normal, noise_of
 from rl_dialog.models.message_chunk import Chunk
+from rl_dialog.models.message_heads import MessageHeads
 from rl_dialog.models.recurrent_state import MessageStates, State, StateSlots
 
 OF_CONVERSATION = -1  # the number of z_conv among a row's latents
@@ -48,6 +50,7 @@ class Learning:
     """What a pass learns from: targets (B, T), true where the next token counts."""
 
     targets: Tensor
+    messages: Tensor | None = None  # (M,) int64: flat positions behind messages that teachers speak of
 
 
 @dataclass
@@ -129,6 +132,7 @@ class HierarchicalModel(HierarchicalPreTrained):
             self.first_context = nn.Linear(conversation, hidden)
             self.overview = nn.GRU(hidden, hidden, batch_first=True, bidirectional=True)
             self.conversation_posterior = Gaussian(2 * hidden, hidden, conversation)
+        self.message_heads = MessageHeads(hidden, *sizes(config.teachers)) if config.teachers else None
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -162,12 +166,11 @@ class HierarchicalModel(HierarchicalPreTrained):
         return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=cache)
 
     def learn(
-        self, input_ids: Tensor, attention_mask: Tensor, targets: Tensor, noise: Tensor
+        self, input_ids: Tensor, attention_mask: Tensor, noise: Tensor, learning: Learning
     ) -> tuple[Tensor, LatentTerms]:
         """The hidden states of whole rows (B, T), with latents from the posterior, and what the bound takes
-        off for them in the messages of `targets` (B, T), true where the next token counts. In training mode
-        words and messages are dropped."""
-        hidden, _, drawn = self._run(input_ids, attention_mask, None, noise, Learning(targets))
+        off for them in the messages that are learned. In training mode words and messages are dropped."""
+        hidden, _, drawn = self._run(input_ids, attention_mask, None, noise, learning)
         return hidden, drawn.terms
 
     def said(
@@ -239,6 +242,8 @@ class HierarchicalModel(HierarchicalPreTrained):
         drawn = self._draw(chunk, contexts, messages, conversation, state, noise, learning, replies)
         if learning and drawn.terms and of_conversation is not None:
             drawn.terms = _with_conversation(drawn.terms, of_conversation)
+        if learning and learning.messages is not None:
+            drawn.terms = replace(drawn.terms, contexts=_behind(learning.messages, chunk, contexts))
         hidden, decoder = self._decode(chunk, words, contexts, drawn, state, learning)
         after = State(
             encoded[rows, chunk.ends],
@@ -397,6 +402,12 @@ def _messages_with(targets: Tensor, chunk: Chunk) -> Tensor:
     """(B, K + 1) bool: the messages said in states that are in `targets` (B, T)."""
     counts = torch.zeros(len(targets), chunk.width, device=targets.device)
     return counts.scatter_add(1, chunk.said_from, targets.float()) > 0
+
+
+def _behind(positions: Tensor, chunk: Chunk, contexts: Tensor) -> Tensor:
+    """(M, H) the context's state behind each flat position (M,), of contexts (B, K + 1, H)."""
+    message = chunk.said_from.flatten()[positions]
+    return contexts[positions // chunk.said_from.shape[1], message]
 
 
 def _across(index: Tensor, size: int) -> Tensor:

@@ -88,6 +88,7 @@ class LatentTerms:
     conversation_kl: Tensor | None = None  # (B,) nats of each conversation's latent
     words: Tensor | None = None  # (B, T, H) what the bag of words is predicted from
     importance: Tensor | None = None  # (B,) log p(z) - log q(z | x), summed over a row's latents
+    contexts: Tensor | None = None  # (M', H) behind the messages that teachers speak of
 
     @property
     def every_kl(self) -> Tensor:

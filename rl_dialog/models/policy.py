@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,15 +34,16 @@ from rl_dialog.data.batch import Batch
 from rl_dialog.data.tokenize import message_ends
 from rl_dialog.errors import UserError
 from rl_dialog.methods import Method
-from rl_dialog.methods.method import Bound, Outputs
+from rl_dialog.methods.method import Bound, Outputs, Regularisation
 from rl_dialog.methods.scores import Linear
 from rl_dialog.models.causal_lm import OutputLayer, keeps_states_only, open_causal_lm, run_trunk
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.hierarchical import is_hierarchical, with_state
 from rl_dialog.models.hierarchical_config import HierarchicalConfig
-from rl_dialog.models.hierarchical_trunk import Replies
+from rl_dialog.models.hierarchical_trunk import Learning, Replies
 from rl_dialog.models.latents import LatentTerms
+from rl_dialog.models.message_heads import MessageHeads
 from rl_dialog.models.recurrent_state import MessageStates, StateSlots
 from rl_dialog.models.slots import Slots
 from rl_dialog.models.steering import Steering
@@ -86,6 +87,11 @@ class ModelConfig:
     """nats of KL that each latent of a new vhred or vhcr, which keeps them, may have for nothing"""
     bow_weight: float = 0.0
     """weight of predicting the words of a message, in no order, from its latent, in a new vhred or vhcr"""
+    emotion_weight: float = 0.0
+    """weight of predicting how each message feels from the context's state behind it while it clones, in a
+    new hierarchical model, which keeps it; wants data that was prepared with --teachers emotion"""
+    embedding_weight: float = 0.0
+    """the same of each message's sentence embedding; wants --teachers embedding"""
     heads: Literal["dueling", "mlp", "advanced_mlp", "lowrank"] = "dueling"
     """Q heads: mlp as published (2H x V numbers each), dueling (the same with a level for each state),
     advanced_mlp (a transformer's MLP block, 8H x H + H x V), or lowrank on top of the LM head (rank x V)"""
@@ -116,14 +122,17 @@ class ModelConfig:
     """comma-separated module names, or all-linear"""
 
 
-def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
+def load_lm(
+    config: ModelConfig, tokenizer: Any, *, teachers: Mapping[str, dict[str, Any]] | None = None
+) -> PreTrainedModel:
     """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. A reply ends at
-    the tokenizer's end of turn, and at the special tokens that the model itself names as ends. Raises
-    UserError when it cannot be loaded."""
+    the tokenizer's end of turn, and at the special tokens that the model itself names as ends. `teachers`:
+    those of the data, as its manifest has them. Raises UserError when it cannot be loaded."""
+    chosen = chosen_teachers(config, teachers or {})
     if config.model_name_or_path:
         lm = open_causal_lm(config.model_name_or_path)
     else:
-        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, tokenizer), dtype=torch.float32)
+        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, tokenizer, chosen), dtype=torch.float32)
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
     ends = lm.generation_config.eos_token_id
@@ -139,13 +148,44 @@ def load_lm(config: ModelConfig, tokenizer: Any) -> PreTrainedModel:
     return lm
 
 
-def _new_lm_config(config: ModelConfig, tokenizer: Any) -> Any:
+def chosen_teachers(
+    config: ModelConfig, teachers: Mapping[str, dict[str, Any]], *, data: str = "the data"
+) -> dict[str, dict[str, Any]]:
+    """Those of the data's teachers that a new model learns from. Raises UserError for weights that are none,
+    of a model that has no states between messages, or without such a teacher."""
+    chosen = {}
+    for name in ("emotion", "embedding"):
+        weight = getattr(config, f"{name}_weight")
+        flag = f"--model.{name}_weight"
+        if not 0 <= weight < math.inf:
+            raise UserError(f"{flag}: expected a number of at least 0, got {weight:g}")
+        if not weight:
+            continue
+        if config.model_name_or_path or config.family not in LATENTS:
+            got = config.model_name_or_path or f"--model.family {config.family}"
+            raise UserError(
+                f"{flag} {weight:g}: expected a new model that reads message by message, --model.family "
+                f"hred, vhred or vhcr, got {got}"
+                + (", which keeps its own" if config.model_name_or_path else "")
+            )
+        if name not in teachers:
+            others = f"with {', '.join(teachers)} only" if teachers else "without teachers"
+            both = " ".join([*teachers, name])
+            raise UserError(
+                f"{flag} {weight:g}: expected data that was prepared with --teachers {name}, got {data}, "
+                f"prepared {others}: run prepare again with --teachers {both} (or {name}=PATH)"
+            )
+        chosen[name] = teachers[name]
+    return chosen
+
+
+def _new_lm_config(config: ModelConfig, tokenizer: Any, teachers: dict[str, dict[str, Any]]) -> Any:
     vocabulary = len(tokenizer)
     spread = (
         config.width**-0.5
     )  # the usual 0.02 is meant for widths near 1024; a narrow model starts almost blind with it
     if config.family in LATENTS:
-        return _new_hierarchical_config(config, tokenizer, spread)
+        return _new_hierarchical_config(config, tokenizer, spread, teachers)
     layers = 4 if config.layers is None else config.layers
     if config.family == "gpt2":
         drop = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
@@ -181,7 +221,9 @@ def _new_lm_config(config: ModelConfig, tokenizer: Any) -> Any:
     )
 
 
-def _new_hierarchical_config(config: ModelConfig, tokenizer: Any, spread: float) -> HierarchicalConfig:
+def _new_hierarchical_config(
+    config: ModelConfig, tokenizer: Any, spread: float, teachers: dict[str, dict[str, Any]]
+) -> HierarchicalConfig:
     shares = ("dropout", "word_drop", "sentence_drop", "kl_annealing")
     names = (*shares, "latent_size", "free_bits", "bow_weight")
     if config.layers is not None and config.layers < 1:
@@ -201,6 +243,8 @@ def _new_hierarchical_config(config: ModelConfig, tokenizer: Any, spread: float)
         initializer_range=spread,
         bos_token_id=None,
         eos_token_id=None,
+        teachers=teachers,
+        **{f"{name}_weight": getattr(config, f"{name}_weight") for name in teachers},
         **{name: getattr(config, name) for name in names},
     )
 
@@ -394,6 +438,11 @@ class Policy(PreTrainedModel, GenerationMixin):
         """Whether what the LM says depends on latents, and so on the noise that they are drawn with."""
         return self.is_hierarchical and self.config.latent != "none"
 
+    @property
+    def message_heads(self) -> MessageHeads | None:
+        """What a hierarchical LM that learns from teachers predicts of messages."""
+        return self.lm.base_model.message_heads if self.is_hierarchical else None
+
     # What a server asks of a model.
 
     def new_slots(self, slots: int, context: int) -> Slots | StateSlots:
@@ -483,6 +532,9 @@ class Policy(PreTrainedModel, GenerationMixin):
         out = self._outputs(*_at(batch.states, every, value_every, target_every, *steering), training=True)
         out.lm = None if idle else out.lm
         out.latents = self._bound(batch, terms) if terms and self.has_latents else None
+        out.messages = (
+            self._regularisation(batch, terms) if terms and self.message_heads is not None else None
+        )
         out.drawn, out.latent_logp = drawn or (None, None)
         if self.method.learns_context:
             out.context = self.output_layer.scores(
@@ -509,9 +561,9 @@ class Policy(PreTrainedModel, GenerationMixin):
         """The hidden states (B*T, H) of a hierarchical LM that clones, and what its latents add."""
         targets = torch.zeros_like(batch.act).flatten()
         targets[batch.states[: batch.decisions]] = True
-        hidden, terms = self.lm.base_model.learn(
-            batch.input_ids, batch.attention_mask, targets.view_as(batch.act), batch.noise
-        )
+        messages = None if self.message_heads is None else batch.taught_at
+        learning = Learning(targets.view_as(batch.act), messages)
+        hidden, terms = self.lm.base_model.learn(batch.input_ids, batch.attention_mask, batch.noise, learning)
         return hidden.flatten(0, 1), terms
 
     def _bound(self, batch: Batch, terms: LatentTerms) -> Bound:
@@ -526,6 +578,19 @@ class Policy(PreTrainedModel, GenerationMixin):
             scores = self.output_layer.scores(self.lm, terms.words.flatten(0, 1)[states])
             words = config.bow_weight * scores.nll(batch.actions)[0]
         return Bound(kl, weight * terms.penalty(config.free_bits), words)
+
+    def _regularisation(self, batch: Batch, terms: LatentTerms) -> Regularisation:
+        """What the predictions of messages add; nothing outside of training, where they are only told."""
+        if terms.contexts is None:
+            raise UserError(
+                "expected rows with what teachers say of their messages, which this model learns to predict "
+                f"({', '.join(self.config.teachers)}), got rows without: run prepare again with --teachers "
+                f"{' '.join(self.config.teachers)}"
+            )
+        losses = self.message_heads(terms.contexts, batch.emotions, batch.embeddings)
+        weighted = sum(getattr(self.config, f"{name}_weight") * loss for name, loss in losses.items())
+        penalty = weighted if self.training else torch.zeros_like(weighted)
+        return Regularisation(penalty, losses, len(terms.contexts))
 
     @torch.no_grad()
     def prior_scores(self, batch: Batch) -> Linear:

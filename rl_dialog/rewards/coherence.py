@@ -25,13 +25,13 @@ def answer_coherence(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[
 def coherence_extrema(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
     """-1..1: as coherence, of each dimension's value farthest from 0 instead of its mean (Forgues et al.
     2014)."""
-    return _compared(dialog, questions(dialog), encoder, _cosine_of(_extrema))
+    return _compared(dialog, questions(dialog), encoder, _cosine_of(extrema))
 
 
 def coherence_greedy(dialog: Dialog, *, encoder: Scorer = HASHED_WORDS) -> list[float | None]:
     """-1..1: how well each word of the user's is met by the nearest word of the reply, on average (Rus and
     Lintean 2012, this direction only)."""
-    return _compared(dialog, questions(dialog), encoder, _greedy)
+    return _compared(dialog, questions(dialog), encoder, greedy)
 
 
 def _compared(
@@ -55,21 +55,23 @@ def _compared(
 
 
 def _cosine_of(summary: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray, np.ndarray], float]:
-    return lambda reply_vectors, user_vectors: _cosine(summary(reply_vectors), summary(user_vectors))
+    return lambda reply_vectors, user_vectors: cosine(summary(reply_vectors), summary(user_vectors))
 
 
-def _cosine(left: np.ndarray, right: np.ndarray) -> float:
+def cosine(left: np.ndarray, right: np.ndarray) -> float:
+    """-1..1; 0 where either has no length."""
     length = float(np.linalg.norm(left) * np.linalg.norm(right))
     return float(np.clip(left @ right / length, -1, 1)) if length else 0.0
 
 
-def _extrema(vectors: np.ndarray) -> np.ndarray:
+def extrema(vectors: np.ndarray) -> np.ndarray:
     """(H,) of (n, H): per dimension the value of the largest size, the positive one of two equals."""
     high, low = vectors.max(0), vectors.min(0)
     return np.where(high >= -low, high, low)
 
 
-def _greedy(reply_vectors: np.ndarray, user_vectors: np.ndarray) -> float:
+def greedy(reply_vectors: np.ndarray, user_vectors: np.ndarray) -> float:
+    """The mean over the rows of `user_vectors` of the best cosine with a row of `reply_vectors`."""
     lengths = np.linalg.norm(user_vectors, axis=1)[:, None] * np.linalg.norm(reply_vectors, axis=1)[None]
     table = np.divide(user_vectors @ reply_vectors.T, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     return float(np.clip(table.max(1).mean(), -1, 1))

@@ -216,6 +216,8 @@ def _load(kind: Any, path: str) -> tuple[Any, Any, dict[str, Any]]:
     """(tokenizer, model, which weights its files did not have)."""
     from transformers import AutoTokenizer
 
+    import rl_dialog.models.hierarchical  # noqa: F401  (whose family transformers does not know by itself)
+
     require_hub_name_or_directory(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right")

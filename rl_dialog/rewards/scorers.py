@@ -210,13 +210,25 @@ def _but_check(words_said: list[str], valences: list[float]) -> list[float]:
     return valences
 
 
+MOODS = ("negative", "neutral", "positive")
+
+
+def moods(texts: Sequence[str]) -> np.ndarray:
+    """(texts, MOODS) the shares of each text that VADER finds negative, neutral and positive; a text without
+    words is neutral."""
+    found = [_analyser().polarity_scores(text) for text in texts]
+    shares = np.array([[each["neg"], each["neu"], each["pos"]] for each in found], float).reshape(-1, 3)
+    shares[shares.sum(1) == 0] = 0, 1, 0
+    return shares / shares.sum(1, keepdims=True)  # VADER rounds them to three digits
+
+
 @lru_cache(MOST_TEXTS)
 def _hashed(word: str) -> np.ndarray:
     seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).standard_normal(HASHED)
 
 
-def _hashed_words(text: str) -> np.ndarray:
+def hashed_words(text: str) -> np.ndarray:
     """(n, HASHED) a random vector per word, always the same one: near are texts that share words. Of a long
     text the first MOST_WORDS words."""
     first_words = words(text[: 64 * MOST_WORDS])[:MOST_WORDS]
@@ -257,7 +269,7 @@ INSULTS = frozenset(_INSULTS.split())
 
 VADER = Scorer("VADER", lambda texts: [_analyser().polarity_scores(text)["compound"] for text in texts], 0.0)
 HASHED_WORDS = Scorer(
-    "hashed words", lambda texts: [_hashed_words(text) for text in texts], np.zeros((0, HASHED))
+    "hashed words", lambda texts: [hashed_words(text) for text in texts], np.zeros((0, HASHED))
 )
 INSULT_LIST = Scorer(
     "list of insults", lambda texts: [float(not INSULTS.isdisjoint(parts(text))) for text in texts], 0.0

@@ -14,8 +14,10 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rl_dialog.errors import UserError
+from rl_dialog.rewards.coherence import cosine, extrema, greedy
 from rl_dialog.rewards.words import words
 
 Similarity = Callable[
@@ -38,12 +40,12 @@ def similarity(name: str, *, path: str = "") -> Similarity:
             f"unknown similarity {name!r}: expected one of "
             f"{', '.join(SIMILARITY_NAMES)}.{f' Did you mean {near[0]}?' if near else ''}"
         )
-    make, needs = _MAKERS[name]
-    if needs and not path:
-        raise UserError(f"similarity {name}: expected {needs} as its path (--similarity_path), got none")
-    if path and not needs:
+    make, reads = _MAKERS[name]
+    if name in NEEDS_PATH and not path:
+        raise UserError(f"similarity {name}: expected {reads} as its path (--similarity_path), got none")
+    if path and not reads:
         raise UserError(f"similarity {name}: expected no path, because it reads no files, got {path!r}")
-    function = make(path) if needs else make()
+    function = make(path) if reads else make()
 
     def score(candidates: Sequence[str], references: Sequence[str]) -> list[float]:
         pairs = list(zip(candidates, references, strict=True))
@@ -121,10 +123,49 @@ def _bleurt(path: str) -> Callable[[Pairs], list[float]]:
     return Regression(path)
 
 
+def _by_words(compare: Callable[[Any, Any], float]) -> Callable[[str], Callable[[Pairs], list[float]]]:
+    """Texts compared by the vectors of their words. Where one has no word that is known, they are equal or
+    not."""
+
+    def make(path: str) -> Callable[[Pairs], list[float]]:
+        from rl_dialog.rewards.word_vectors import word_vectors
+
+        vectors_of = word_vectors(path)
+
+        def score(pairs: Pairs) -> list[float]:
+            candidates, references = (vectors_of([pair[side] for pair in pairs]) for side in (0, 1))
+            return [
+                compare(mine, theirs) if len(mine) and len(theirs) else float(one.strip() == other.strip())
+                for mine, theirs, (one, other) in zip(candidates, references, pairs, strict=True)
+            ]
+
+        return score
+
+    return make
+
+
+def _emotion(path: str) -> Callable[[Pairs], list[float]]:
+    from rl_dialog.rewards.teachers import make_teachers
+
+    teacher = make_teachers([f"emotion={path}" if path else "emotion"])["emotion"]
+
+    def score(pairs: Pairs) -> list[float]:
+        if not pairs:
+            return []
+        candidates, references = (teacher.ask([pair[side] for pair in pairs]) for side in (0, 1))
+        return [cosine(mine, theirs) for mine, theirs in zip(candidates, references, strict=True)]
+
+    return score
+
+
+_average = _by_words(lambda mine, theirs: cosine(mine.mean(0), theirs.mean(0)))
+_extrema = _by_words(lambda mine, theirs: cosine(extrema(mine), extrema(theirs)))
+_greedy = _by_words(lambda mine, theirs: (greedy(mine, theirs) + greedy(theirs, mine)) / 2)
+_VECTORS = "word vectors (a text file such as GloVe's, or a model's folder, whose input embeddings are read)"
 _ENCODER = "an encoder (a folder with a transformers model, or a hub name such as roberta-large)"
 _MAKERS: dict[
     str, tuple[Callable[..., Callable[[Pairs], list[float]]], str]
-] = {  # name -> how to make it, which path it needs
+] = {  # name -> how to make it, what its path is
     "token_f1": (_token_f1, ""),
     "chrf": (_chrf, ""),
     "bleu": (_bleu, ""),
@@ -132,8 +173,13 @@ _MAKERS: dict[
         _meteor,
         ("a WordNet folder for its synonyms (Debian: apt-get install wordnet-base, then /usr/share/wordnet)"),
     ),
+    "average": (_average, _VECTORS),
+    "extrema": (_extrema, _VECTORS),
+    "greedy": (_greedy, _VECTORS),
+    "emotion": (_emotion, "a classifier (a folder with a transformers model, or a hub name)"),
     "embedding": (_embedding, _ENCODER),
     "bert_score": (_bert_score, _ENCODER),
     "bleurt": (_bleurt, "a BLEURT checkpoint (a folder with a transformers sequence-regression model)"),
 }
 SIMILARITY_NAMES: tuple[str, ...] = tuple(_MAKERS)
+NEEDS_PATH = frozenset(("meteor", "embedding", "bert_score", "bleurt"))  # the others read none, or need not

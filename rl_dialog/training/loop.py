@@ -136,6 +136,8 @@ class Objective(nn.Module):
         loss = method.loss(out, batch)
         if out.latents is not None:
             loss = out.latents.added_to(loss)
+        if out.messages is not None:
+            loss = out.messages.added_to(loss)
         return loss.total, loss.metrics
 
     def prior_logp(self, batch: Batch) -> Tensor:
@@ -208,6 +210,8 @@ class Trainer:
             if policy.heads is not None and not method.heads.lm_target and not config.value_unit:
                 policy.heads.start_at(level / policy.value_unit)
             train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
+        if policy.message_heads is not None and policy.start == "new" and method.draws_from_posterior:
+            _start_message_heads(policy, train_rows)
         train_rows, eval_rows = method.prepare(train_rows, eval_rows, self.tokenizer)
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
         if window and longest > window:
@@ -802,6 +806,17 @@ class Trainer:
     def _pointer(self, name: str) -> Path:
         path = self.output_dir / name
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def _start_message_heads(policy: Policy, rows: Sequence[Row]) -> None:
+    """They begin as what the training split's teachers say on average."""
+    taught = [row.taught for row in rows if row.taught is not None]
+    if taught:  # else the first update tells what is missing
+        emotions, embeddings = (
+            torch.from_numpy(np.concatenate([getattr(each, name) for each in taught]).astype(np.float32))
+            for name in ("emotions", "embeddings")
+        )
+        policy.message_heads.start_at(emotions, embeddings)
 
 
 def _shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:

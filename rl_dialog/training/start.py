@@ -25,7 +25,7 @@ from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
-from rl_dialog.models.policy import LATENTS, ModelConfig, Policy, load_lm
+from rl_dialog.models.policy import LATENTS, ModelConfig, Policy, chosen_teachers, load_lm
 from rl_dialog.models.prior import proper_weights
 from rl_dialog.training.logger import check_tracker, write_note
 from rl_dialog.training.loop import Evaluate, Trainer, TrainerConfig
@@ -59,7 +59,7 @@ def check_run(run: TrainingRun) -> None:
             f"--method {name} learns from episodes that the policy plays itself, not from logs: clone them "
             f"first, then python -m pipelines.online --model_name_or_path RUN --env NAME --method {name}"
         )
-    load_manifest(run.data)
+    _check_teachers(run)
     if (run.prior or run.prior_weights) and not run.method.uses_prior:
         users = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"
         raise UserError(f"--prior: {method_name(run.method)} has none; {users}")
@@ -75,6 +75,37 @@ def check_run(run: TrainingRun) -> None:
     check_tracker(run.report_to)
     if start := run.model.model_name_or_path:
         _require_tokens(run.data, start, f"run prepare again with --tokenizer {start}")
+
+
+def _check_teachers(run: TrainingRun) -> None:
+    """A model that predicts what teachers say of messages needs data that they were asked about."""
+    teachers = load_manifest(run.data).get("teachers", {})
+    chosen = chosen_teachers(run.model, teachers, data=run.data)
+    if chosen and not run.method.draws_from_posterior:
+        flags = " and ".join(f"--model.{name}_weight" for name in chosen)
+        raise UserError(
+            f"{flags}: expected a method that clones (bc, tf_all, tf_top, dt), because only these learn what "
+            f"teachers say, got {method_name(run.method)}: train bc first, and go on from it with "
+            f"--model_name_or_path RUN --method {method_name(run.method)}"
+        )
+    start = run.model.model_name_or_path
+    if not start or not _is_hierarchical(run.model) or not run.method.draws_from_posterior:
+        return
+    stored = json.loads((Path(resolve(start)) / "config.json").read_text("utf-8")).get("teachers", {})
+    for name, teacher in stored.items():
+        if teachers.get(name) != teacher:
+            theirs = teachers[name]["name"] if name in teachers else "none"
+            raise UserError(
+                f"{start} learns what {teacher['name']} says of each message ({name}), expected data that "
+                f"was prepared with the same teacher, got {theirs} in {run.data}: run prepare again with "
+                f"--teachers {' '.join(map(_entry, stored.items()))}"
+            )
+
+
+def _entry(named: tuple[str, dict[str, Any]]) -> str:
+    """A teacher as `prepare` is told of it: the built-in ones have names that are no folders."""
+    name, teacher = named
+    return f"{name}={teacher['name']}" if Path(teacher["name"]).exists() else name
 
 
 def _require_tokens(data: str, path: str, remedy: str) -> None:
@@ -137,9 +168,11 @@ def load_trainer(
     if model.model_name_or_path and Path(model.model_name_or_path).is_dir():
         # a run folder stands for its best checkpoint
         model = replace(model, model_name_or_path=resolve(model.model_name_or_path))
-    policy = Policy(load_lm(model, tokenizer), run.method, model)
+    teachers = load_manifest(run.data).get("teachers", {})
+    policy = Policy(load_lm(model, tokenizer, teachers=teachers), run.method, model)
     policy.start = start_of(model.model_name_or_path) if model.model_name_or_path else "new"
-    rows = [list(read_rows(run.data, split)) for split in ("train", "validation")]
+    taught = policy.message_heads is not None and run.method.draws_from_posterior
+    rows = [list(read_rows(run.data, split, taught=taught)) for split in ("train", "validation")]
     trainer_settings = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
     notes += notes_before(run, measured=evaluate is not None)
     with noting(notes, output_dir):

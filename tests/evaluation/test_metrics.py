@@ -5,6 +5,7 @@ import pytest
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.metrics import (
+    answer_measures,
     distinct,
     find_pairs,
     inner_repetition,
@@ -119,3 +120,15 @@ def test_pairwise_accuracy():
     assert (
         pairwise_accuracy(np.array([0.5, 0.1, np.nan, 1.0, 0.0]), pairs).value == 1.0
     )  # what has no score is left out
+
+
+def test_answers_against_the_log_are_means_over_dialogs_units():
+    """Two contexts of dialog a and one of b: lengths 2, 4 and 9 less those of the log, 1 each."""
+    longer = {
+        "longer": lambda answers, logged: [len(a) - len(b) for a, b in zip(answers, logged, strict=True)]
+    }
+    measures = answer_measures(["a", "b", "a"], ["ab", "abcdefghi", "abcd"], ["x", "y", "z"], longer)
+    measure = measures["answer/longer"]
+    assert measure.numerator.tolist() == [1 + 3, 8] and measure.denominator.tolist() == [2, 1]
+    assert measure.value == 4
+    assert answer_measures([], [], [], longer) == {}

@@ -1,6 +1,7 @@
 """Similarities by hand arithmetic, on real WordNet files in miniature and on tiny models; the real encoder
 where it is installed."""
 
+import gzip
 import importlib.util
 import json
 import math
@@ -272,3 +273,85 @@ def test_a_real_encoder_knows_a_paraphrase(name):
         [reference] * 3,
     )
     assert paraphrase > other + 0.1 and math.isclose(opposite, 1.0, abs_tol=1e-5)
+
+
+@pytest.fixture
+def plane(tmp_path):
+    """Word vectors x = (1, 0), y = (0, 1), z = (0, 2), in the format of word2vec's text files."""
+    path = tmp_path / "vectors.txt"
+    path.write_text("4 2\nx 1 0\ny 0 1\nat home 5 5\nz 0 2\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "candidate", "reference", "expected"),
+    [
+        ("average", "x y", "x", 0.7071),  # (1/2, 1/2) against (1, 0)
+        ("average", "x x y", "x", 0.8944),  # (2/3, 1/3): 2 / sqrt 5
+        ("extrema", "x y", "x", 0.7071),  # (1, 1) against (1, 0)
+        ("extrema", "x x y", "x", 0.7071),
+        ("greedy", "x y", "x", 0.75),  # 1 for the reference's x; 1 and 0 for the candidate's words
+        ("greedy", "x", "x y", 0.75),  # the same from the other side
+        ("greedy", "y", "z", 1.0),  # cosines know no lengths
+        ("average", "x", "y", 0.0),
+        ("average", "x unknown", "x", 1.0),
+        ("average", "at", "x", 0.0),  # "at home" is another word of the file
+        ("greedy", "unknown", "x", 0.0),
+    ],
+)
+def test_embedding_metrics_by_hand(plane, name, candidate, reference, expected):
+    assert similarity(name, path=plane)([candidate], [reference]) == pytest.approx([expected], abs=1e-4)
+
+
+def test_word_vectors_of_a_zipped_file_are_those_of_the_plain_one(plane, tmp_path):
+    packed = tmp_path / "vectors.txt.gz"
+    packed.write_bytes(gzip.compress(Path(plane).read_bytes()))
+    score = similarity("average", path=str(packed))
+    assert score(["x y"], ["z"]) == similarity("average", path=plane)(["x y"], ["z"])
+    assert score(["Z"], ["y"]) == [1.0]  # asked for later
+
+
+def test_word_vectors_of_a_model_are_its_input_embeddings(make_policy, tokenizer, tmp_path):
+    from rl_dialog.methods import BC
+    from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+
+    for family in ("gpt2", "hred"):
+        folder = tmp_path / family
+        config = ModelConfig(family=family, width=16, layers=1, attention_heads=2)
+        policy = Policy(load_lm(config, tokenizer), BC(), config)
+        policy.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        table = policy.get_input_embeddings().weight.detach()
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("hello there", "eat")]
+        means = [table[each].mean(0) for each in ids]
+        expected = float(means[0] @ means[1] / (means[0].norm() * means[1].norm()))
+        got = similarity("average", path=str(folder))(["hello there"], ["eat"])
+        assert got == pytest.approx([expected], abs=1e-5)
+
+
+def test_the_same_words_are_near_without_any_file():
+    score = similarity("average")
+    near, far = score(["you like cake", "no way"], ["cake you like", "I like cake"])
+    assert near == pytest.approx(1.0) and abs(far) < 0.3
+
+
+def test_emotions_by_hand():
+    """VADER's shares: of texts that are neutral alone the cosine is 1. In "I love it" love has valence 3.2,
+    which counts 4.2, and two neutral words count 1 each: (0, 2, 4.2) / 6.2."""
+    score = similarity("emotion")
+    same, apart = score(["the table", "I love it"], ["a chair", "the table"])
+    assert same == pytest.approx(1.0)
+    assert apart == pytest.approx(2 / math.hypot(2, 4.2), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x 1 0\ny 1\n", ":2: expected a word and 2 numbers"),
+        ("hello\n", ":1: expected a word and its numbers"),
+    ],
+)
+def test_a_file_that_holds_no_vectors_is_refused(tmp_path, text, message):
+    (tmp_path / "x.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        similarity("average", path=str(tmp_path / "x.txt"))
