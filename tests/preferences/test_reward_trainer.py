@@ -2,6 +2,7 @@
 uninterrupted one."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ import torch
 from scipy.stats import spearmanr
 
 from rl_dialog.errors import UserError
-from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
-from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, _Pairs
+from rl_dialog.models.reward_model import RewardModel, RewardModelConfig, preference_loss
+from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, _arrays, _Pairs
 from rl_dialog.preferences.segments import Clip
 
 LENGTH = 5
@@ -338,6 +339,58 @@ def test_fitting_stops_when_validation_labels_say_enough():
     assert patient.evaluate(held_out)["loss"] == pytest.approx(metrics["validation_loss"])
     tireless = trainer(tossed, segments, learning_rate=1e-2).fit(100)
     assert metrics["validation_loss"] < tireless["validation_loss"] - 0.05
+
+
+def falls(n, seed, length=50):
+    """Clips of somebody who stands for a while, near 0, and then lies where it has slid to; a step upright is
+    worth 1."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(n):
+        stands = np.arange(length) < rng.integers(2, length)
+        place = np.where(stands, rng.normal(0, 0.1, length), rng.normal(0, 1) + 40 * rng.normal())
+        seen = np.stack([place, rng.normal(size=length)], 1).astype(np.float32)
+        found.append(Clip(seen, np.zeros(length, np.int64), stands.astype(np.float32), length))
+    return {clip.id: clip for clip in found}
+
+
+def unlike(segments, n):
+    """Labels of clips that are not equally good."""
+    worth = {id: clip.true_return for id, clip in segments.items()}
+    return [label for label in labels(segments, n) if worth[label.first] != worth[label.second]]
+
+
+def test_it_begins_unsure_however_long_clips_are():
+    """What a new network says, summed over fifty steps, is so far apart that it is sure of every label; a
+    label that it is sure is wrong teaches nothing, as it might be random."""
+    segments, unseen = falls(80, 0), falls(80, 1)
+    given, shape = unlike(segments, 150), replace(SHAPE, normalise_observations=True, scales=2)
+    right = {True: [], False: []}
+    held_out = _Pairs(unlike(unseen, 200), {id: _arrays(clip) for id, clip in unseen.items()}, None, 0.0)
+    for unsure, seed in product(right, range(3)):
+        more = {"learning_rate": 3e-3, "begin_unsure": unsure}
+        made = trainer(given, segments, config=shape, seed=seed, **more)
+        made.fit(0)
+        assert (made.returns(list(segments.values())).std(1).max() < 2) == unsure
+        made.fit(10)
+        right[unsure].append(made.evaluate(held_out)["accuracy"])
+    assert np.mean(right[True]) > 0.85 and np.mean(right[True]) > np.mean(right[False]) + 0.05
+
+
+def test_ties_that_are_many_do_not_outweigh_the_others():
+    """Of 10 labels and 90 ties each kind counts as much as the other; and a tie between clips that are told
+    far apart still pulls them together, where a share of random answers would excuse it."""
+    segments = clips(60)
+    given = labels(segments, 100)
+    mixed = given[:10] + [replace(label, preference=0.5) for label in given[10:]]
+    made = trainer(mixed, segments, even_ties=True, bagging=False)
+    pairs = _Pairs(mixed, made.clips, None, 0.0)
+    noise, weights = made._weights(pairs, torch.arange(100))
+    assert weights[:10].sum() == pytest.approx(10) == weights[10:].sum().item()
+    assert (noise[:10] == 0.1).all() and (noise[10:] == 0).all()
+    far = torch.tensor([12.0], requires_grad=True)
+    for share, pull in ((0.0, 0.5), (0.1, 0.0)):
+        loss = preference_loss(far, torch.zeros(1), torch.tensor([0.5]), noise=torch.tensor([share]))
+        assert torch.autograd.grad(loss.sum(), far)[0].item() == pytest.approx(pull, abs=0.01)
 
 
 def test_observations_are_normalised_by_labelled_clips():
