@@ -17,7 +17,7 @@ ENV = "tests.worlds.endless_cart_pole:EndlessCartPole"
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # half a minute of one core
 def test_the_first_labels_tell_where_the_pole_has_fallen(tmp_path):
-    """The reward that is fitted to the first 350 labels at defaults, on episodes of another seed: a step inside
+    """The reward fitted to the first 350 labels, at defaults, on episodes of another seed: a step inside
     the limits is worth more than one outside, nearly always. (It was little better than a guess as long as
     the clips were any, and what happens after the fall set the scale.)"""
     flags = ["--env", ENV, "--labeller", "oracle", "--synchronous", "--mode", "gather", "--quiet"]
