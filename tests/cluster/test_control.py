@@ -233,6 +233,9 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
         settings = PPO(**SMALL, lr_zero_steps=1000)
         with trainer(settings, **shape, reward=lambda trajectories: told.extend(trajectories)) as whole:
             before = weights(whole)
+            starts = whole.sample_starts(3, 7)
+            assert {(each.worker, each.start, len(each.actions)) for each in starts} == {(1, 0, 3), (2, 0, 3)}
+            assert len(starts) == 8
             found = whole.sample()
             assert (
                 same(before, weights(whole))

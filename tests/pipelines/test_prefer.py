@@ -408,12 +408,12 @@ def test_an_environment_of_gymnasiums(tmp_path):
     assert policy.config.scales == reward.config.scales == 2
     lines = metrics_of(tmp_path / "run")
     assert all(0 <= line["pref/confirmed"] <= 1 for line in lines if "pref/confirmed" in line)
-    # The first twenty of forty clips are the beginnings of episodes.
+    # Of the first sixty clips twenty are the beginnings of episodes, not those of the four alone.
     log = LabelLog(resolved(config).labels, create=False)
     asked = [label for label in log.labels() if label.reward_version == 0]
     ids = {id for label in asked for id in (label.first, label.second)}
     starts = [Segments(tmp_path / "run" / "clips")[id].source["start"] for id in ids]
-    assert sum(start == 0 for start in starts) >= len(ids) / 3
+    assert sum(start == 0 for start in starts) > 4
 
 
 def test_a_run_of_before_there_were_two_scales_is_refused_or_goes_on(tmp_path):
@@ -426,7 +426,7 @@ def test_a_run_of_before_there_were_two_scales_is_refused_or_goes_on(tmp_path):
     del stored["model"]["scales"], stored["reward"]["even_ties"]
     path.write_text(yaml.safe_dump(stored))
     now = replace(config, steps=800, resume=True)
-    with pytest.raises(UserError, match="scales 1 then and .*scales 2 now"):
+    with pytest.raises(UserError, match="--model scales 1 then and 2 now"):
         main(replace(now, model=replace(model, scales=2)))
     assert main(replace(now, model=model))["steps"] >= 800
 
