@@ -243,8 +243,9 @@ class PreferenceRun:
     aligned_clips: float | None = None
     """share of the episodes whose first clip begins with them; by default what suits the environment"""
     normalise_observations: bool | None = None
-    """the policy sees observations that are numbers centred, divided by their deviations, and compressed
-    where they are large; by default yes, but for the environments that come with this project"""
+    """the policy sees observations that are numbers centred and divided by their deviations, and beside that
+    as they come, compressed where they are large; by default yes, but for the environments that come with
+    this project"""
     clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
     """clips at hand to ask about; the oldest are forgotten"""
     page_host: str = "127.0.0.1"
