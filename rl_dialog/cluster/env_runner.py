@@ -59,6 +59,19 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         self.round += 1
         return super().sample(**arguments)
 
+    def sample_starts(self, *, steps: int, times: int) -> list[SingleAgentEpisode]:
+        """The first `steps` of so many episodes of each environment, whose next sample starts new ones. It is
+        no round."""
+        episodes = []
+        for time in range(times):
+            self._seed = (self.config.env_config["seed"] * STRIDE + self.round) * STRIDE + time
+            torch.manual_seed(self._seed * STRIDE + self.worker_index)
+            self._reset()
+            self.first_round = f"{self.round}s{time}"  # no other episode is called so
+            episodes += self._episodes([self._step_all(True)[0] for _ in range(steps)])
+        self._needs_initial_reset = True
+        return episodes
+
     def _sample(self, *, num_timesteps: int | None, explore: bool, num_episodes: int | None = None,
                 random_actions: bool = False, force_reset: bool = False,
                 ) -> list[SingleAgentEpisode]:  # fmt: skip

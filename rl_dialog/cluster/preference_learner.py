@@ -19,6 +19,7 @@ from rl_dialog.data.files import write_atomically, write_json, write_text_atomic
 from rl_dialog.evaluation.control_episodes import first_episodes
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel
+from rl_dialog.models.trajectory import Trajectory
 from rl_dialog.preferences.learned_reward import LearnedReward
 from rl_dialog.preferences.run_files import newest_version
 from rl_dialog.preferences.segments import Clip
@@ -52,7 +53,9 @@ class LearnerSettings:
     normalise_observations: bool = False  # that are numbers, in the policy
     drawn: bool = False  # environments draw what people will see
     aligned: float = 0.0  # share of the episodes whose first clip begins with them
+    starts: int = 0  # clips of the first round that are the beginnings of as many episodes
     confirm: bool = False  # a reward is followed as fast as labels confirm it, and else at full speed
+    least_pace: float = 0.0  # with confirm: how fast at least
 
 
 class Learner:
@@ -95,7 +98,7 @@ class Learner:
         Raises UserError for one of another shape than the environment's."""
         settings = self.settings
         probe = settings.make_envs(1, worker=0)
-        shape = shape_of(probe, normalise_observations=settings.normalise_observations)
+        shape = shape_of(probe, normalise_observations=settings.normalise_observations, scales=2)
         probe.close()
         start = source / "trainer" / "current" if source else settings.checkpoint
         with torch.random.fork_rng(devices=[]):
@@ -128,7 +131,8 @@ class Learner:
     def _follow(self, model: RewardModel, version: int) -> None:
         """From now on this reward, at full speed or as fast as labels confirm it."""
         self.reward.use(model, version)
-        self.trainer.pace(float(model.confirmed) if self.settings.confirm else 1.0)
+        settings = self.settings
+        self.trainer.pace(max(float(model.confirmed), settings.least_pace) if settings.confirm else 1.0)
 
     @property
     def steps(self) -> int:
@@ -145,8 +149,9 @@ class Learner:
         self.round += 1
         before = self.steps
         if self.settings.learned and self.reward.model is None:
-            trajectories = self.trainer.sample()
-            self.reward(trajectories)
+            starts = self._starts() if self.round == 1 else []
+            trajectories = [*starts, *self.trainer.sample()]
+            self.reward(trajectories[len(starts) :])
             self.gathered += sum(len(each.actions) for each in trajectories)
             if self.settings.normalise_observations:
                 self.trainer.observe(trajectories)
@@ -167,6 +172,15 @@ class Learner:
             "pref/reward_version": self.reward.version,
         }
         return metrics, self.reward.take_clips()
+
+    def _starts(self) -> list[Trajectory]:
+        """Beginnings of episodes, as clips. Of some tasks little is decided after their first steps: who has
+        fallen has fallen, and one such clip is as bad as the other."""
+        if not self.settings.starts:
+            return []
+        starts = self.trainer.sample_starts(self.settings.clip_length, self.settings.starts)
+        self.reward.cut_starts(starts)
+        return starts
 
     def run(self, steps: int, log: Log, *, stop: threading.Event | None = None) -> None:
         """On the environment's own reward, until it has learned from so many steps, or `stop` is set."""

@@ -75,16 +75,22 @@ def make_learner(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, learned:
     more |= {name: getattr(run, name) for name in names}
     ppo = run.ppo if run.algorithm == "ppo" else run.a2c
     more |= {"normalise_observations": run.normalise_observations, "aligned": run.aligned_clips}
-    more["confirm"] = run.reward.confirm
+    more |= {"confirm": run.reward.confirm, "least_pace": run.reward.least_pace}
+    more["starts"] = least_clips(run) // 2 if run.aligned_clips else 0
     # People cannot tell from numbers what happened.
     more["drawn"] = learned and run.labeller != "oracle" and is_drawn_when_seen(make_envs)
     return Learner(LearnerSettings(run.env, make_envs, ppo, run.clip_length, learned=learned, **more), out)
 
 
+def least_clips(run: PreferenceRun) -> int:
+    """Clips at hand before the first query."""
+    return min(run.clips, 2 * run.initial_labels, 200)
+
+
 def make_asker(run: PreferenceRun, make_envs: MakeEnvs, out: Path) -> Asker:
     """Offers pairs of clips; what people are asked is the environment's task unless the settings say more."""
     settings = replace(run.queries, task=run.queries.task or make_envs.func.task)
-    sizes = {"capacity": run.clips, "least": min(run.clips, 2 * run.initial_labels, 200)}
+    sizes = {"capacity": run.clips, "least": least_clips(run)}
     pool = run.budget if run.labeller == "oracle" else None
     return Asker(LabelLog(run.labels), Segments(out / "clips"), settings, **sizes, pool=pool, seed=run.seed)
 

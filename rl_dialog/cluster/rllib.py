@@ -144,6 +144,20 @@ class PolicyTrainer:
             self.runner.get_metrics()
         return [trajectory_of(each) for each in episodes]
 
+    def sample_starts(self, steps: int, number: int) -> list[Trajectory]:
+        """The first `steps` of at least so many episodes, by the policy as it is now; nothing is learned from
+        them. It is no round."""
+        if not self.algorithm:
+            times = -(-number // self.runner.num_envs)
+            return [trajectory_of(each) for each in self.runner.sample_starts(steps=steps, times=times)]
+        group = self.algorithm.env_runner_group
+        envs = self.algorithm.config.num_envs_per_env_runner * max(1, group.num_healthy_remote_workers())
+        sampled = group.foreach_env_runner(
+            lambda runner: runner.sample_starts(steps=steps, times=-(-number // envs)),
+            local_env_runner=False,
+        )
+        return [trajectory_of(each) for episodes in sampled for each in episodes]
+
     def _sampled_apart(self) -> list[Any]:
         self.algorithm.restore_env_runners(self.algorithm.env_runner_group)
         episodes, _ = synchronous_parallel_sample(  # with its metrics, or the next round would count them

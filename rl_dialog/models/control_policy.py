@@ -47,6 +47,7 @@ class ControlPolicyConfig:
     normalise_values: bool = True
     log_std: float = 0.0  # of a Gaussian at the beginning
     normalise_observations: bool = False  # that are numbers, by those seen so far (observations.py)
+    scales: int = 1  # of numbers that are normalised; 2: they are there also as they come
 
     def __post_init__(self) -> None:
         if (
@@ -132,11 +133,12 @@ class ControlPolicy(nn.Module):
                 _linear(config.hidden[0], 1, 1.0),
             )
         else:
-            self.trunk = (
-                RunningScale(config.observation[0]) if config.normalise_observations else nn.Identity()
-            )
-            self.policy = _mlp(config.observation[0], *config.hidden, config.actions, gain=0.01)
-            self.value_network = _mlp(config.observation[0], *config.hidden, 1, gain=1.0)
+            inputs, self.trunk = config.observation[0], nn.Identity()
+            if config.normalise_observations:
+                self.trunk = RunningScale(inputs, scales=config.scales)
+                inputs *= config.scales
+            self.policy = _mlp(inputs, *config.hidden, config.actions, gain=0.01)
+            self.value_network = _mlp(inputs, *config.hidden, 1, gain=1.0)
         self.register_buffer("value_mean", torch.zeros(()))
         self.register_buffer("value_std", torch.zeros(()))  # 0: nothing was seen yet
         if not config.discrete:

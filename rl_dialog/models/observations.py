@@ -2,9 +2,13 @@
 ones compressed.
 
     z = asinh((o - mean) / deviation)      # about itself below 1, a logarithm above
+    asinh(o)                               # beside it, as the second of two scales
 
 Means and deviations run: they are those of all observations that came so far. A robot that falls and slides
-off for hundreds of metres hides no other number by it, because what is rare and large is compressed.
+off for hundreds of metres hides no other number by it, because what is rare and large is compressed. But
+where it slides most of the time, the deviation is hundreds of metres, of which all that matters before the
+fall is a thousandth. So each number is there also as it comes: whoever chose its unit meant 1 to be some
+amount.
 """
 
 from __future__ import annotations
@@ -16,16 +20,22 @@ LEAST = 1e-4  # deviation: what never varies is no noise to be amplified
 
 
 class RunningScale(nn.Module):
-    """Of (..., S) numbers. Before the first ones it leaves them as they are, compressed."""
+    """Of (..., S) numbers # (..., scales S). Before the first ones it leaves them as they are, compressed.
 
-    def __init__(self, size: int) -> None:
+    `scales`: 1 in their deviations, 2 also as they come.
+    """
+
+    def __init__(self, size: int, *, scales: int = 1) -> None:
         super().__init__()
+        self.scales = scales
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("variance", torch.ones(size))
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, observations: Tensor) -> Tensor:
-        return torch.asinh((observations.float() - self.mean) / self.variance.sqrt().clamp(min=LEAST))
+        observations = observations.float()
+        z = torch.asinh((observations - self.mean) / self.variance.sqrt().clamp(min=LEAST))
+        return z if self.scales == 1 else torch.cat([z, torch.asinh(observations)], -1)
 
     @torch.no_grad()
     def add(self, observations: Tensor) -> None:

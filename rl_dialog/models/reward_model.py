@@ -52,6 +52,7 @@ class RewardModelConfig:
     batchnorm: bool = False  # of the convolutions
     scale: float = 1.0  # standard deviation of the normalised reward
     normalise_observations: bool = False  # that are numbers, by those of labelled clips (observations.py)
+    scales: int = 1  # of numbers that are normalised; 2: they are there also as they come
     action_limit: float = 0.0  # what continuous actions are cut to, as the environment does; 0: nothing
 
     def __post_init__(self) -> None:
@@ -99,13 +100,13 @@ class RewardModel(nn.Module):
         super().__init__()
         self.config = config
         self.convolutions = _Convolutions(config) if config.pixels else None
-        inputs = (self.convolutions.size if config.pixels else config.observation[0]) + config.action_size
-        sizes = [inputs, *config.hidden, 1]
+        numbers = config.normalise_observations and not config.pixels
+        seen = config.observation[0] * (config.scales if numbers else 1)
+        sizes = [(self.convolutions.size if config.pixels else seen) + config.action_size, *config.hidden, 1]
         self.layers = nn.ModuleList(
             _MemberLinear(config.members, m, n) for m, n in zip(sizes, sizes[1:], strict=False)
         )
-        numbers = config.normalise_observations and not config.pixels
-        self.observations = RunningScale(config.observation[0]) if numbers else None
+        self.observations = RunningScale(config.observation[0], scales=config.scales) if numbers else None
         self.register_buffer("confirmed", torch.ones(()))
         self.register_buffer("mean", torch.zeros(config.members))
         self.register_buffer("std", torch.ones(config.members))

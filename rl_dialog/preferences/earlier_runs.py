@@ -30,12 +30,14 @@ def is_earlier(began: Mapping[str, Any], aligned_clips: float | None) -> bool:
 def with_names_since(began: Mapping[str, Any], run: PreferenceRun, make_envs: Any) -> Mapping[str, Any]:
     """The settings in the folder of a run that goes on, with what such a version did without having a name
     for it. `make_envs`: the constructor of its environments, a `partial` (envs/__init__.py)."""
-    if not began or "normalise_observations" in began:
+    if not began:
         return began
     usual = to_dict(type(run)())
+    groups = {name: usual[name] | value for name, value in began.items() if isinstance(value, dict)}
+    if "normalise_observations" in began:
+        return {**began, **groups}
     clip_length = getattr(make_envs.func, "clip_length", run.clip_length)
     names = {"clip_length": clip_length, "normalise_observations": False}
-    groups = {name: usual[name] | value for name, value in began.items() if isinstance(value, dict)}
     return names | began | groups
 
 

@@ -57,6 +57,7 @@ class LearnedReward:
         self._random = random.Random(seed)
         self._rests: dict[str, _Rest] = {}
         self._clips: list[Clip] = []
+        self._starts: list[Clip] = []
         self._cut_since = 0
 
     def use(self, model: RewardModel, version: int) -> None:
@@ -90,9 +91,20 @@ class LearnedReward:
             self.metrics["reward_correlation"] = float(np.corrcoef(rewards, true)[0, 1])
         return np.split(rewards, np.cumsum([len(trajectory.actions) for trajectory in trajectories])[:-1])
 
+    def cut_starts(self, trajectories: Sequence[Trajectory]) -> None:
+        """Beginnings of episodes of a clip's length, one clip each; all of them are kept."""
+        for each in trajectories:
+            if any(other.pictures is not None for other in trajectories) and each.pictures is None:
+                continue
+            source = {"env": self.environment, "worker": each.worker, "episode": each.episode}
+            source["reward_version"] = self.version
+            n, about = len(each.actions), {"source": source, "first": 0, "pictures": each.pictures}
+            steps = (each.observations[:n], each.actions, each.rewards)
+            self._starts += cut_clips(*steps, length=self.clip_length, **about)
+
     def take_clips(self) -> list[Clip]:
         """What was cut since the last call."""
-        clips, self._clips, self._cut_since = self._clips, [], 0
+        clips, self._clips, self._starts, self._cut_since = [*self._starts, *self._clips], [], [], 0
         return clips
 
     def _cut(self, trajectory: Trajectory) -> None:

@@ -31,6 +31,7 @@ from rl_dialog.preferences.segments import Clip, compact, restored
 from rl_dialog.training.optim import load_optimizer, save_optimizer
 
 ENOUGH = 0.25  # of the nats that could be gained: from here on a reward is followed at full speed
+UNSURE = 0.5  # nats: P = .62
 FEW = 8  # labels that prefer something: fewer confirm nothing
 TEMPERATURES = tuple(2.0 ** (k / 2) for k in range(-6, 9))  # of which the best is taken
 LEAST_L2, MOST_L2 = 1e-7, 10.0  # the adaptive coefficient never becomes 0, from where it could not rise
@@ -76,9 +77,18 @@ class RewardTraining:
     patience: int = 0
     """passes without a better loss on validation labels after which fitting stops; the best pass's weights
     are kept. 0, or where no more passes are to be made: all are made, and the last is kept"""
+    begin_unsure: bool = False
+    """before the first fit, make predictions so small that the model is sure of no label: what a new network
+    says, summed over a long clip, is large, and a label that it is sure is wrong it takes to be random"""
+    even_ties: bool = False
+    """ties count no more, all together, than the labels that prefer something, and none of them is taken to
+    be random: clips that were called equally good are pulled together however far apart they are"""
     confirm: bool = False
     """the policy follows the reward as fast as labels confirm it that it was not fitted to; one that explains
-    none of them does not move it"""
+    none of them moves it at `least_pace`"""
+    least_pace: float = 0.0
+    """with confirm: how fast a reward is followed that no label confirms. People are asked about the same
+    behaviour as long as the policy waits, so it might wait for ever"""
 
     def __post_init__(self) -> None:
         if (
@@ -148,6 +158,8 @@ class RewardTrainer:
             else None
         )
         self._fit_scale(pairs)
+        if self.settings.begin_unsure and not self.updates:
+            self._begin_unsure(pairs)
         metrics = self._passes(pairs, held_out, epochs)
         if self.settings.confirm:
             metrics |= self._confirm(pairs, held_out)
@@ -183,6 +195,16 @@ class RewardTrainer:
         if self.model.observations is not None:
             seen = np.concatenate([restored(clip)[: clip["steps"]] for clip in pairs.arrays])
             self.model.observations.replace(torch.from_numpy(seen).to(self.device))
+
+    @torch.no_grad()
+    def _begin_unsure(self, pairs: _Pairs) -> None:
+        """The last layers shrink until the returns of two clips differ by `UNSURE` (root of the mean square
+        over the labels)."""
+        sides = [self._returns(pairs, rows) for rows in torch.arange(len(pairs)).split(128)]
+        difference = torch.cat([one - other for one, other in sides], 1)  # (M, labels)
+        shrunk = (UNSURE / difference.square().mean(1).sqrt().clamp(min=UNSURE))[:, None, None]
+        self.model.layers[-1].weight.mul_(shrunk)
+        self.model.layers[-1].bias.mul_(shrunk)
 
     @torch.no_grad()
     def _confirm(self, pairs: _Pairs, held_out: _Pairs | None) -> dict[str, float]:
@@ -301,10 +323,11 @@ class RewardTrainer:
     def _update(self, pairs: _Pairs, rows: Tensor) -> float:
         first_returns, second_returns = self._returns(pairs, rows)
         preferred, counts = pairs.preferred[rows].to(self.device), pairs.counts[:, rows].to(self.device)
+        noise, weights = self._weights(pairs, rows)
         loss = preference_loss(
-            first_returns, second_returns, preferred.expand_as(first_returns), noise=self.settings.noise
+            first_returns, second_returns, preferred.expand_as(first_returns), noise=noise
         )  # (M, B)
-        loss = (loss * counts).sum() / (len(rows) * len(loss))
+        loss = (loss * counts * weights).sum() / (len(rows) * len(loss))
         penalty = (
             self.l2
             * sum((p**2).sum() for name, p in self.model.named_parameters() if name.endswith("weight"))
@@ -316,6 +339,13 @@ class RewardTrainer:
         self.optimizer.step()
         self.updates += 1
         return loss.item()
+
+    def _weights(self, pairs: _Pairs, rows: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """The share of random answers that is reckoned with, and the weight, of each label # (B,)"""
+        if not self.settings.even_ties:
+            return self.settings.noise, 1.0
+        is_tie = (pairs.preferences[rows] == 0.5).to(self.device)
+        return torch.where(is_tie, 0.0, self.settings.noise), torch.where(is_tie, pairs.tie_weight, 1.0)
 
     def _returns(self, pairs: _Pairs, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Both sides in one pass; dropout has a mask of its own for every step of both."""
@@ -369,6 +399,8 @@ class _Pairs:
         self.ids = [(label.first, label.second) for label in labels]
         self.preferences = torch.tensor([label.preference for label in labels], dtype=torch.float32)
         self.preferred = self.preferences * (1 - smoothing) + smoothing / 2
+        ties = int((self.preferences == 0.5).sum())
+        self.tie_weight = min(1.0, max(len(labels) - ties, FEW) / max(ties, 1))
         self.counts = counts
         numbers = {id: i for i, id in enumerate(dict.fromkeys(id for pair in self.ids for id in pair))}
         self.arrays = [clips[id] for id in numbers]

@@ -49,6 +49,8 @@ class ModelSettings:
     normalise_observations: bool = False
     """centre observations that are numbers, divide them by their deviations in labelled clips, and compress
     what is large"""
+    scales: int = 1
+    """with normalise_observations: 1, or 2: each number is there also as it comes, compressed"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Suited:
     model: ModelSettings = ModelSettings()
     queries: QuerySettings = QuerySettings()
     first_epochs: int = 200
+    epochs: int = 4
     eval_every: int = 0
     eval_episodes: int = 100
     normalise_observations: bool = False
@@ -110,7 +113,7 @@ ATARI = Suited(
     model=ModelSettings(dropout=0.5, action_input="none", scale=0.05),
 )
 # Worlds that nobody has seen: their observations may have any unit, their episodes may be long, and most
-# pairs of # clips may be ties.
+# pairs of clips may be ties.
 UNKNOWN = Suited(
     steps=250_000,
     budget=1400,
@@ -118,9 +121,18 @@ UNKNOWN = Suited(
     envs=16,
     ppo=replace(FEATURES, gamma=0.99, gae_lambda=0.95, learning_rate=5e-4, entropy_coeff=0.003, passes=8),
     schedule_scale=50_000,
-    reward=RewardTraining(learning_rate=3e-3, patience=30, confirm=True),
-    model=ModelSettings(normalise_observations=True),
+    reward=RewardTraining(
+        learning_rate=3e-3,
+        batch_size=64,
+        patience=30,
+        begin_unsure=True,
+        even_ties=True,
+        confirm=True,
+        least_pace=0.2,
+    ),
+    model=ModelSettings(normalise_observations=True, scales=2),
     queries=QuerySettings(selection="informative"),
+    epochs=1,
     eval_every=25_000,
     eval_episodes=10,
     normalise_observations=True,
@@ -220,8 +232,8 @@ class PreferenceRun:
     """how the reward model is fitted"""
     first_epochs: Annotated[int | None, tyro.conf.arg(aliases=["--n-initial-epochs"])] = None
     """passes over the initial labels; by default what suits the environment"""
-    epochs: int = 4
-    """passes over all labels whenever there are new ones"""
+    epochs: int | None = None
+    """passes over all labels whenever there are new ones; by default what suits the environment"""
     queries: QuerySettings = FRAMES.queries
     """what is asked; by default what suits the environment"""
     oracle: OracleSettings = OracleSettings()
@@ -231,8 +243,9 @@ class PreferenceRun:
     aligned_clips: float | None = None
     """share of the episodes whose first clip begins with them; by default what suits the environment"""
     normalise_observations: bool | None = None
-    """the policy sees observations that are numbers centred, divided by their deviations, and compressed
-    where they are large; by default yes, but for the environments that come with this project"""
+    """the policy sees observations that are numbers centred and divided by their deviations, and beside that
+    as they come, compressed where they are large; by default yes, but for the environments that come with
+    this project"""
     clips: Annotated[int, tyro.conf.arg(aliases=["--max-segs"])] = 1000
     """clips at hand to ask about; the oldest are forgotten"""
     page_host: str = "127.0.0.1"
@@ -300,7 +313,7 @@ def completed(run: R, suited: Suited, clip_length: int, horizon: int = 0) -> R:
         "num_envs": envs_of(horizon, run.ppo.batch_size, suited.envs),
     }
     numbers["clip_length"] = clip_length
-    names = ("first_epochs", "schedule_scale", "eval_every", "eval_episodes", "aligned_clips")
+    names = ("first_epochs", "epochs", "schedule_scale", "eval_every", "eval_episodes", "aligned_clips")
     names += ("averaging", "normalise_observations")
     numbers |= {name: getattr(suited, name) for name in names}
     return replace(run, **{name: number for name, number in numbers.items() if getattr(run, name) is None})

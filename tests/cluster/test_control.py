@@ -233,6 +233,9 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
         settings = PPO(**SMALL, lr_zero_steps=1000)
         with trainer(settings, **shape, reward=lambda trajectories: told.extend(trajectories)) as whole:
             before = weights(whole)
+            starts = whole.sample_starts(3, 7)
+            assert {(each.worker, each.start, len(each.actions)) for each in starts} == {(1, 0, 3), (2, 0, 3)}
+            assert len(starts) == 8
             found = whole.sample()
             assert (
                 same(before, weights(whole))
@@ -268,6 +271,24 @@ def test_a_reward_that_nothing_confirms_does_not_move_the_policy():
         paced.pace(1.0)
         paced.train(), free.train()
         assert same(weights(paced), weights(free))
+
+
+def test_beginnings_of_episodes_are_no_round():
+    """Each its own episode, from its start on, the same again with the same seed; what is sampled after them
+    starts anew and is what it would have been."""
+    with trainer() as each, trainer() as other:
+        found, again = each.sample_starts(5, 10), other.sample_starts(5, 10)
+        assert len(found) == 12 and len({one.episode for one in found}) == 12  # of 4 environments
+        assert all(one.start == 0 and len(one.actions) == 5 for one in found)
+        assert len({one.observations[0].tobytes() for one in found}) > 6
+        assert all(np.array_equal(a.actions, b.actions) for a, b in zip(found, again, strict=True))
+        assert each.steps == each.round == 0
+        after = each.sample()
+        assert all(one.start == 0 for one in after if one.episode.endswith("-0"))
+    with trainer() as plain:
+        for one, two in zip(plain.sample(), after, strict=True):
+            np.testing.assert_array_equal(one.actions, two.actions)
+            assert one.episode == two.episode
 
 
 def test_observations_are_taken_in_before_and_after_learning():

@@ -1,5 +1,7 @@
 """Observations of unknown units, centred and compressed."""
 
+import json
+
 import numpy as np
 import torch
 
@@ -36,6 +38,38 @@ def test_what_never_varies_and_what_is_huge_is_finite():
     scale.add(torch.tensor([[3.0, 1.0], [3.0, -1.0]]))
     z = scale(torch.tensor([[3.0, 1e8]]))
     assert z[0, 0] == 0 and 18 < z[0, 1] < 20
+
+
+def test_what_slides_off_hides_nothing_at_the_second_scale():
+    """A fall is nine tenths of what was seen, and sets the deviation; before it little matters."""
+    fallen, standing = torch.linspace(-60, 60, 900)[:, None], torch.linspace(-0.2, 0.2, 100)[:, None]
+    one, two = RunningScale(1), RunningScale(1, scales=2)
+    for scale in (one, two):
+        scale.add(torch.cat([fallen, standing]))
+    apart = [each(torch.tensor([[0.0], [0.2]])).diff(dim=0).abs().max() for each in (one, two)]
+    assert apart[0] < 0.01 and apart[1] > 0.19
+    z = two(standing)
+    assert z.shape == (100, 2)
+    torch.testing.assert_close(z[:, :1], one(standing))
+    torch.testing.assert_close(z[:, 1:], torch.asinh(standing))
+
+
+def test_networks_of_two_scales_and_of_before_there_were_two(tmp_path):
+    """Saved and loaded; a folder that says nothing of scales has one."""
+    seen, actions = torch.randn(5, 3), torch.zeros(5)
+    for kind, config in ((ControlPolicy, ControlPolicyConfig), (RewardModel, RewardModelConfig)):
+        for scales in (1, 2):
+            network = kind(config((3,), 2, normalise_observations=True, scales=scales)).eval()
+            folder = tmp_path / f"{kind.__name__}{scales}"
+            network.save_pretrained(folder)
+            path = folder / "config.json"
+            shape = {name: value for name, value in json.loads(path.read_text()).items() if name != "scales"}
+            if scales == 1:
+                path.write_text(json.dumps(shape))
+            loaded = kind.from_pretrained(folder)
+            assert loaded.config.scales == scales
+            inputs = (seen,) if kind is ControlPolicy else (seen, actions)
+            torch.testing.assert_close(loaded(*inputs), network(*inputs))
 
 
 def test_networks_that_see_through_it(tmp_path):

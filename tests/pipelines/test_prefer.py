@@ -418,8 +418,30 @@ def test_an_environment_of_gymnasiums(tmp_path):
     assert policy.config.normalise_observations and policy.trunk.count > 800
     reward = RewardModel.from_pretrained(result["reward"])
     assert reward.config.action_limit == 1 and reward.observations is not None
+    assert policy.config.scales == reward.config.scales == 2
     lines = metrics_of(tmp_path / "run")
     assert all(0 <= line["pref/confirmed"] <= 1 for line in lines if "pref/confirmed" in line)
+    # Of the first sixty clips twenty are the beginnings of episodes, not those of the four alone.
+    log = LabelLog(resolved(config).labels, create=False)
+    asked = [label for label in log.labels() if label.reward_version == 0]
+    ids = {id for label in asked for id in (label.first, label.second)}
+    starts = [Segments(tmp_path / "run" / "clips")[id].source["start"] for id in ids]
+    assert sum(start == 0 for start in starts) > 4
+
+
+def test_a_run_of_before_there_were_two_scales_is_refused_or_goes_on(tmp_path):
+    """Its networks see one; told so, it goes on with them."""
+    config = replace(GYM, output_dir=str(tmp_path / "run"), steps=400)
+    model = replace(config.model, normalise_observations=True, scales=1)
+    main(replace(config, model=model))
+    path = tmp_path / "run" / "prefer.yaml"
+    stored = read_yaml(str(path))
+    del stored["model"]["scales"], stored["reward"]["even_ties"]
+    path.write_text(yaml.safe_dump(stored))
+    now = replace(config, steps=800, resume=True)
+    with pytest.raises(UserError, match="--model scales 1 then and 2 now"):
+        main(replace(now, model=replace(model, scales=2)))
+    assert main(replace(now, model=model))["steps"] >= 800
 
 
 DRAWN = """
@@ -600,8 +622,8 @@ def test_a_run_that_goes_on_has_a_reward_from_its_first_step_on(once, tmp_path):
     assert learner.steps > steps and learner.gathered == progress["gathered"]
 
 
-@pytest.mark.parametrize(("confirm", "pace"), [(True, 0), (False, 1)])
-def test_a_reward_that_nothing_confirmed_is_followed_unless_told(once, tmp_path, confirm, pace):
+@pytest.mark.parametrize(("confirm", "least", "pace"), [(True, 0, 0), (True, 0.2, 0.2), (False, 0, 1)])
+def test_a_reward_that_nothing_confirmed_is_followed_unless_told(once, tmp_path, confirm, least, pace):
     """Also by a run that goes on with it."""
     config, result = once
     shutil.copytree(config.output_dir, tmp_path / "run")
@@ -609,7 +631,8 @@ def test_a_reward_that_nothing_confirmed_is_followed_unless_told(once, tmp_path,
     reward.confirmed.fill_(0)
     version = int(Path(result["reward"]).name)
     reward.save_pretrained(tmp_path / "run" / "reward" / str(version), version=version)
-    more = {"output_dir": str(tmp_path / "run"), "reward": replace(config.reward, confirm=confirm)}
+    more: dict = {"output_dir": str(tmp_path / "run")}
+    more["reward"] = replace(config.reward, confirm=confirm, least_pace=least)
     learner = planned(resolved(replace(config, **more)), tmp_path / "run").learner()
     assert learner.trainer.learner.pace == pace
 

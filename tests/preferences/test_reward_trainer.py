@@ -9,7 +9,7 @@ import torch
 from scipy.stats import spearmanr
 
 from rl_dialog.errors import UserError
-from rl_dialog.models.reward_model import RewardModel, RewardModelConfig
+from rl_dialog.models.reward_model import RewardModel, RewardModelConfig, preference_loss
 from rl_dialog.preferences.reward_trainer import RewardTrainer, RewardTraining, _Pairs
 from rl_dialog.preferences.segments import Clip
 
@@ -338,6 +338,42 @@ def test_fitting_stops_when_validation_labels_say_enough():
     assert patient.evaluate(held_out)["loss"] == pytest.approx(metrics["validation_loss"])
     tireless = trainer(tossed, segments, learning_rate=1e-2).fit(100)
     assert metrics["validation_loss"] < tireless["validation_loss"] - 0.05
+
+
+@pytest.mark.parametrize("begin_unsure", [True, False])
+def test_it_begins_unsure_whatever_a_new_network_says(begin_unsure):
+    """A new network's rewards, summed over many steps, are so far apart that it is sure of every label, here
+    by weights that are as much larger; a label that it is sure is wrong teaches nothing, as it might be
+    random."""
+    segments = clips(200)
+    given, held_out = labels(segments, 300), labels(segments, 100, seed=1, validation=True)
+    made = trainer(given + held_out, segments, learning_rate=3e-3, begin_unsure=begin_unsure)
+    with torch.no_grad():
+        made.model.layers[-1].weight.mul_(150)
+    made.fit(0)
+    worth = dict(zip(segments, made.returns(list(segments.values())).T, strict=True))
+    apart = [worth[label.first] - worth[label.second] for label in given]  # (labels, M)
+    unsure = np.sqrt(np.square(apart).mean(0))
+    assert unsure == pytest.approx(0.5, abs=0.01) if begin_unsure else unsure.min() > 10
+    right = made.fit(5)["validation_accuracy"]
+    assert right > 0.85 if begin_unsure else right < 0.75
+
+
+def test_ties_that_are_many_do_not_outweigh_the_others():
+    """Of 10 labels and 90 ties each kind counts as much as the other; and a tie between clips that are told
+    far apart still pulls them together, where a share of random answers would excuse it."""
+    segments = clips(60)
+    given = labels(segments, 100)
+    mixed = given[:10] + [replace(label, preference=0.5) for label in given[10:]]
+    made = trainer(mixed, segments, even_ties=True, bagging=False)
+    pairs = _Pairs(mixed, made.clips, None, 0.0)
+    noise, weights = made._weights(pairs, torch.arange(100))
+    assert weights[:10].sum() == pytest.approx(10) == weights[10:].sum().item()
+    assert (noise[:10] == 0.1).all() and (noise[10:] == 0).all()
+    far = torch.tensor([12.0], requires_grad=True)
+    for share, pull in ((0.0, 0.5), (0.1, 0.0)):
+        loss = preference_loss(far, torch.zeros(1), torch.tensor([0.5]), noise=torch.tensor([share]))
+        assert torch.autograd.grad(loss.sum(), far)[0].item() == pytest.approx(pull, abs=0.01)
 
 
 def test_observations_are_normalised_by_labelled_clips():
