@@ -15,9 +15,10 @@ from typing import Any
 from ray import serve
 
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.serve import quiet
+from rl_dialog.cluster.serve import SLACK, prepare_proxies, quiet
 from rl_dialog.data.database import SECRET, database_url
 from rl_dialog.errors import UserError
+from rl_dialog.serving.settings import ServeSettings
 
 APP = "rl_dialog_labels"
 PREFIX = "/labels"
@@ -66,8 +67,11 @@ def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page:
             "labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which"
             " Ray shows"
         )
+    # Who asks while there is no replica waits for one, and not for ever. The limit is Serve's, which may carry
+    # chats as well: a page's own patience is shorter.
+    http = {"host": host, "port": port, "request_timeout_s": ServeSettings.request_timeout + SLACK}
     with quiet():
-        serve.start(http_options={"host": host, "port": port})
+        serve.start(http_options=http)
         application = LabelPage.bind(
             url.render_as_string(hide_password=False), str(Path(folder).absolute()), page
         )
@@ -81,6 +85,7 @@ def page_on_ray(
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
     """`serve_page` on the cluster at `address` while the block lasts: where it is, and whether it is still
     there."""
+    prepare_proxies()
     with connect(address or None):
         url = serve_page(labels, folder, host=host, port=port, **page)
         try:

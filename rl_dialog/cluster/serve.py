@@ -41,6 +41,7 @@ BOARD = "rl_dialog_serve"  # the name of the actor that all replicas share
 PROXY = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rl_dialog.cluster.serve:proxy_errors"
 }  # Serve reads it when a node of the cluster starts
+SLACK = 30.0  # seconds that Serve waits longer than a server, which says better what was late
 IN_PLACE = ("models", "split")  # settings that running replicas take over
 
 
@@ -191,7 +192,7 @@ def write_serve_config(path: str, args: dict[str, Any], *, host: str, port: int)
     http = {
         "host": host,
         "port": port,
-        "request_timeout_s": args.get("request_timeout", ServeSettings.request_timeout) + 30,
+        "request_timeout_s": args.get("request_timeout", ServeSettings.request_timeout) + SLACK,
     }
     chat = {"name": "chat", "user_config": {name: args.get(name, {}) for name in IN_PLACE}}
     own = {name: value for name, value in args.items() if name not in IN_PLACE}
@@ -226,7 +227,7 @@ def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.
     settings = ServeSettings(
         **{name: value for name, value in args.items() if name in ServeSettings.__dataclass_fields__}
     )
-    http = {"host": host, "port": port, "request_timeout_s": settings.request_timeout + 30}
+    http = {"host": host, "port": port, "request_timeout_s": settings.request_timeout + SLACK}
     try:
         with quiet():
             serve.start(proxy_location="EveryNode", http_options=http)
@@ -284,9 +285,9 @@ def proxy_errors() -> list[Middleware]:
 
 
 class ProxyErrors:
-    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies or is not there yet
-    becomes an error in OpenAI's form, which clients take as a reason to try again. A stream that has begun
-    just ends, without its last event."""
+    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies, is not there yet or
+    says nothing (408) becomes an error in OpenAI's form, which clients take as a reason to try again. A stream
+    that has begun just ends, without its last event."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -307,7 +308,8 @@ class ProxyErrors:
                 kind = dict(message["headers"]).get(b"content-type", b"")
                 started, replaced = (
                     True,
-                    message["status"] >= 500 and not kind.startswith(b"application/json"),
+                    (message["status"] >= 500 or message["status"] == 408)
+                    and not kind.startswith(b"application/json"),
                 )
                 if replaced:
                     await ours(scope, receive, send)
