@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-# Below those that the kernel gives to connections and to whoever asks for any port (32768 and above), and above
-# those of Ray's workers: nobody takes one between this answer and the start of the server.
+# Below those that the kernel gives to connections and to whoever asks for any port (32768 and above), and
+# above those of Ray's workers: nobody takes one between this answer and the start of the server.
 FIRST, LAST = 20_000, 32_000
 _ours: list[IO[str]] = []  # locks, held until this process ends
 

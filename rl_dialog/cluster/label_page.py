@@ -67,8 +67,8 @@ def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page:
             "labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which"
             " Ray shows"
         )
-    # Who asks while there is no replica waits for one, and not for ever. The limit is Serve's, which may carry
-    # chats as well: a page's own patience is shorter.
+    # Who asks while there is no replica waits for one, and not for ever. The limit is that of Serve, which
+    # may carry chats as well: a page's own patience is shorter.
     http = {"host": host, "port": port, "request_timeout_s": ServeSettings.request_timeout + SLACK}
     with quiet():
         serve.start(http_options=http)

@@ -285,9 +285,9 @@ def proxy_errors() -> list[Middleware]:
 
 
 class ProxyErrors:
-    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies, is not there yet or
-    says nothing (408) becomes an error in OpenAI's form, which clients take as a reason to try again. A stream
-    that has begun just ends, without its last event."""
+    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies, is not there yet
+    or says nothing (408) becomes an error in OpenAI's form, which clients take as a reason to try again. A
+    stream that has begun just ends, without its last event."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
