@@ -23,7 +23,8 @@ def client_of():
     clients = []
 
     def make(url, key="none", **options):
-        clients.append(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120, **options))
+        options |= {"max_retries": 0, "timeout": 120}
+        clients.append(openai.OpenAI(base_url=f"{url}/v1", api_key=key, **options))
         return clients[-1]
 
     yield make
