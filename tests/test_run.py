@@ -87,7 +87,7 @@ for _ in range(2000):
             for _ in process.stdout:
                 time.sleep(0.001)
                 process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(240) == 0
         finally:
             process.kill()
 

@@ -73,7 +73,7 @@ def fragile() -> Iterator[str]:
 
 def ask(place, message) -> dict:
     place.send(message if isinstance(message, str | bytes) else json.dumps(message))
-    return json.loads(place.recv(timeout=10))
+    return json.loads(place.recv(timeout=120))
 
 
 def same(one, other) -> bool:
@@ -140,7 +140,7 @@ def test_the_protocol_message_for_message(fragile):
         assert ask(place, {"type": "step", "data": {"message": "hi"}})["data"]["code"] == "EXECUTION_ERROR"
         place.send(json.dumps({"type": "close"}))
         with pytest.raises(ConnectionClosed):
-            place.recv(timeout=10)
+            place.recv(timeout=120)
 
 
 def test_the_four_ends_stay_apart(fragile):
@@ -166,7 +166,7 @@ def test_a_world_that_cannot_be_made_is_told():
     server = served(unmade)
     try:
         with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
-            assert "no disk" in json.loads(place.recv(timeout=10))["data"]["message"]
+            assert "no disk" in json.loads(place.recv(timeout=120))["data"]["message"]
         world = OpenEnvWorld(server.url)
         for _ in range(20):  # the server may have closed before the client has asked
             assert "no disk" in world.reset(seed=0)[1]["failed"]
@@ -182,11 +182,11 @@ def test_limits_of_sessions_size_and_silence():
             ask(one, {"type": "reset"})
             ask(two, {"type": "reset"})
             with connect(url, proxy=None) as third:
-                assert json.loads(third.recv(timeout=10))["data"]["code"] == "CAPACITY_REACHED"
+                assert json.loads(third.recv(timeout=120))["data"]["code"] == "CAPACITY_REACHED"
             one.send("x" * 20_000)
             with pytest.raises(ConnectionClosed):
-                one.recv(timeout=10)
-            assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
+                one.recv(timeout=120)
+            assert json.loads(two.recv(timeout=120))["data"]["code"] == "SESSION_ERROR"
     finally:
         server.close()
 
@@ -212,7 +212,7 @@ def test_a_session_outlives_the_time_for_a_request_and_is_counted_until_it_ends(
 
 def opened_once_others_left(url: str):
     """A connection, once the server has heard that those before it ended."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while True:
         try:
             return connect(f"{url.replace('http', 'ws')}/ws", proxy=None)
@@ -260,7 +260,7 @@ def slow_server() -> Iterator[str]:
         thread.start()
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
         server.shutdown()
-        thread.join(5)
+        thread.join(120)
 
 
 def test_a_slow_server_makes_a_failed_episode(slow_server, monkeypatch):
@@ -305,7 +305,7 @@ def odd_server(monkeypatch) -> Iterator[OpenEnvWorld]:
         thread.start()
         yield OpenEnvWorld(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", {"seconds": 5})
         server.shutdown()
-        thread.join(5)
+        thread.join(120)
 
 
 def test_what_is_no_answer_makes_a_failed_episode(odd_server):
@@ -360,7 +360,7 @@ def test_the_verb_serves_and_what_dies_fails(tmp_path):
         world = there()
         world.reset(seed=1)
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(120)
         *_, truncated, info = world.step("Are you there?")
         assert truncated and url in info["failed"]
         assert "failed" in world.reset(seed=1)[1]
@@ -368,7 +368,7 @@ def test_the_verb_serves_and_what_dies_fails(tmp_path):
             there()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(120)
 
 
 def test_the_verb_says_what_it_cannot_serve():

@@ -44,14 +44,14 @@ def url() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(timeout=10)
+        thread.join(timeout=120)
 
 
 def request(url: str, endpoint: str, body: bytes, **headers: str) -> tuple[int, Any]:
     """As any client of the protocol sends it."""
     call = urllib.request.Request(url + endpoint, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(call, timeout=10) as response:
+        with urllib.request.urlopen(call, timeout=120) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -146,11 +146,11 @@ def test_what_is_wrong_with_a_request_is_said(url, endpoint, change, told):
 def test_what_is_no_form_is_refused(url):
     assert request(url, "/step", b"{}", **{"Content-Type": "application/json"})[0] == 415
     assert request(url, "/step", b"history=%FF%FE")[0] == 400
-    with socket.create_connection(tuple(url[7:].split(":")), timeout=10) as raw:
+    with socket.create_connection(tuple(url[7:].split(":")), timeout=120) as raw:
         raw.sendall(b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n")
         assert b"413" in raw.recv(100)
     with pytest.raises(urllib.error.HTTPError, match="405"):
-        urllib.request.urlopen(url + "/step", timeout=10)
+        urllib.request.urlopen(url + "/step", timeout=120)
 
 
 # ----------------------------------------------------------------------------------- answers and questions

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from envs.small_talk import write_logs
 from pipelines import prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ def nodes(tmp_path_factory) -> Iterator[Nodes]:
         patch.setenv("OMP_NUM_THREADS", "1")
         head = {"num_cpus": 0, "object_store_memory": 100 << 20, "temp_dir": short}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        made = Nodes(cluster, folder, _free_port())
+        made = Nodes(cluster, folder, free_port())
         made.have(2)
         try:
             with connect(cluster.address):
@@ -264,9 +264,3 @@ def _asked(url: str) -> int:
         return httpx.post(url, json=body, timeout=30).status_code
     except httpx.HTTPError:
         return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]

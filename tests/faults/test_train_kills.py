@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from envs.small_talk import write_logs
+from tests.holding import Hold
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -29,8 +30,9 @@ TRAIN = shlex.split(
 )
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start(*arguments: str, hold: Hold | None = None) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment |= hold.environment if hold else {}
     environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
@@ -42,19 +44,19 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen, timeout: float = 240) -> str:
+def finish(process: subprocess.Popen, timeout: float = 900) -> str:
     output, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, output[-4000:]
     return output
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, (
             f"the run ended before it could be killed: {process.stdout.read()[-3000:]}"
         )
-        assert time.monotonic() < deadline, "waited in vain for the run to reach the point of the kill"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for the run to reach the point of the kill"
         time.sleep(0.05)
 
 
@@ -104,7 +106,8 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     data: Path, untouched: dict[str, torch.Tensor]
 ) -> None:
     out = data.parent / "worker"
-    process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)
+    hold = Hold(data.parent, f"{out}/checkpoint-*", 3)  # of 12
+    process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, hold=hold)
     wait_for((out / "checkpoint-15").exists, process)
     workers = [
         p
@@ -113,6 +116,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     ]
     assert len(workers) == 2, [p.cmdline() for p in workers]
     os.kill(workers[-1].pid, signal.SIGKILL)
+    hold.end()
     finish(process)
     assert_equal(state(out), untouched)
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -121,13 +125,14 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
 
 def test_a_killed_driver_is_started_again_with_resume(data: Path, untouched: dict[str, torch.Tensor]) -> None:
     out = data.parent / "driver"
-    for point in ("checkpoint-10", "checkpoint-35"):  # twice
-        process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume")
+    for most, point in ((2, "checkpoint-10"), (7, "checkpoint-35")):  # twice
+        where, hold = ["--output_dir", str(out)], Hold(data.parent, f"{out}/checkpoint-*", most)
+        process = start("pipelines.train", "--data", str(data), *where, *TRAIN, "--resume", hold=hold)
         wait_for((out / point).exists, process)
         everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for member in everyone:
             with_nobody_left(member)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume"))
     assert_equal(state(out), untouched)
 
