@@ -60,6 +60,11 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds
         time.sleep(0.05)
 
 
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    return Hold(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kills")
@@ -103,10 +108,10 @@ def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 
 
 def test_a_killed_worker_is_replaced_and_nothing_changes(
-    data: Path, untouched: dict[str, torch.Tensor]
+    data: Path, untouched: dict[str, torch.Tensor], hold: Hold
 ) -> None:
     out = data.parent / "worker"
-    hold = Hold(data.parent, f"{out}/checkpoint-*", 3)  # of 12
+    hold.begin(f"{out}/checkpoint-*", 3)  # of 12
     process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, hold=hold)
     wait_for((out / "checkpoint-15").exists, process)
     workers = [
@@ -123,10 +128,13 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     assert steps == sorted(steps) and set(range(5, 65, 5)) <= set(steps)
 
 
-def test_a_killed_driver_is_started_again_with_resume(data: Path, untouched: dict[str, torch.Tensor]) -> None:
+def test_a_killed_driver_is_started_again_with_resume(
+    data: Path, untouched: dict[str, torch.Tensor], hold: Hold
+) -> None:
     out = data.parent / "driver"
     for most, point in ((2, "checkpoint-10"), (7, "checkpoint-35")):  # twice
-        where, hold = ["--output_dir", str(out)], Hold(data.parent, f"{out}/checkpoint-*", most)
+        hold.begin(f"{out}/checkpoint-*", most)
+        where = ["--output_dir", str(out)]
         process = start("pipelines.train", "--data", str(data), *where, *TRAIN, "--resume", hold=hold)
         wait_for((out / point).exists, process)
         everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]

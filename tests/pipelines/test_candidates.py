@@ -506,7 +506,8 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     ]
     command = [sys.executable, "-m", "pipelines.candidates", *where, *sizes]
     texts = tmp_path / "killed" / "candidates" / "texts"
-    hold = Hold(tmp_path, f"{texts}/*.parquet", 3)
+    hold = Hold(tmp_path)
+    hold.begin(f"{texts}/*.parquet", 3)
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | hold.environment
     environment.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(

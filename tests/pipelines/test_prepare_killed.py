@@ -42,7 +42,8 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
         tmp_path / "logs.jsonl",
     )
 
-    hold = Hold(tmp_path, f"{tmp_path}/out.tmp-*/*/figures/*.parquet", 2)
+    hold = Hold(tmp_path)
+    hold.begin(f"{tmp_path}/out.tmp-*/*/figures/*.parquet", 2)
     with _prepare(tmp_path, "out", "first", **hold.environment) as run:
         deadline = time.monotonic() + 400
         while len(list(tmp_path.glob("out.tmp-*/*/figures/*.parquet"))) < 2:

@@ -315,7 +315,9 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
         "--quiet",
     ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environment |= Hold(tmp_path, f"{out}/trials/*/result.json", 4).environment
+    hold = Hold(tmp_path)
+    hold.begin(f"{out}/trials/*/result.json", 4)
+    environment |= hold.environment
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
