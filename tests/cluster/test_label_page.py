@@ -18,6 +18,7 @@ import pytest
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.segments import Clip, Segments
 from tests.ports import free_port
+from tests.processes import title
 
 pytestmark = pytest.mark.slow
 
@@ -96,10 +97,5 @@ def sent_until_taken(
 
 
 def _replicas(process: subprocess.Popen) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process(process.pid).children(recursive=True):
-        try:
-            found += [each] if "ServeReplica:rl_dialog_labels" in " ".join(each.cmdline()) else []
-        except psutil.Error:
-            continue
-    return found
+    everyone = psutil.Process(process.pid).children(recursive=True)
+    return [each for each in everyone if "ServeReplica:rl_dialog_labels" in title(each)]

@@ -13,6 +13,7 @@ from ray.cluster_utils import Cluster
 
 from pipelines.prefer import PreferConfig, main
 from rl_dialog.training.policy_gradient import PPO
+from tests.processes import title
 
 
 @pytest.fixture
@@ -28,14 +29,7 @@ def two_nodes(monkeypatch):
 
 
 def env_runners() -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "VectorEnvRunner" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return [each for each in psutil.Process().children(recursive=True) if "VectorEnvRunner" in title(each)]
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from tests.holding import Hold
 from tests.ports import free_port
+from tests.processes import title
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,7 @@ class Nodes:
         for started in (each.process.pid for group in node.all_processes.values() for each in group):
             try:
                 below = psutil.Process(started).children(recursive=True)
-                if any(re.search(f"^ray::.*({work})", " ".join(each.cmdline())) for each in below):
+                if any(re.search(f"^ray::.*({work})", title(each)) for each in below):
                     return True
             except psutil.Error:
                 continue
@@ -259,13 +260,8 @@ def test_the_env_runners_all_killed(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def _processes(work: str) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        try:
-            found += [each] if re.search(f"^ray::.*{work}", " ".join(each.cmdline())) else []
-        except psutil.Error:
-            continue
-    return found
+    everyone = psutil.Process().children(recursive=True)
+    return [each for each in everyone if re.search(f"^ray::.*{work}", title(each))]
 
 
 @pytest.mark.parametrize("spare", [0, pytest.param(1, marks=pytest.mark.long)], ids=["nothing", "a CPU"])

@@ -26,6 +26,7 @@ import pytest
 from rl_dialog.data.store import Store
 from rl_dialog.methods import BC, ILQL
 from tests.ports import free_port
+from tests.processes import title
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 ROOT = Path(__file__).parents[2]
@@ -93,17 +94,10 @@ class Server:
     def replicas(self):
         """The processes that answer."""
         everyone = self.process.children(recursive=True)
-        return [process for process in everyone if _name(process).startswith("ray::ServeReplica")]
+        return [process for process in everyone if title(process).startswith("ray::ServeReplica")]
 
     def client(self, key):
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=240)
-
-
-def _name(process):
-    try:
-        return (process.cmdline() or [""])[0]
-    except psutil.Error:
-        return ""
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from envs.small_talk import write_logs
 from tests.holding import Hold
+from tests.processes import title
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -117,9 +118,9 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     workers = [
         p
         for p in psutil.Process(process.pid).children(recursive=True)
-        if "RayTrainWorker" in " ".join(p.cmdline())
+        if "RayTrainWorker" in title(p)
     ]
-    assert len(workers) == 2, [p.cmdline() for p in workers]
+    assert len(workers) == 2, [title(p) for p in workers]
     os.kill(workers[-1].pid, signal.SIGKILL)
     hold.end()
     finish(process)

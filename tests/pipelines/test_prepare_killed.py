@@ -16,6 +16,7 @@ import pytest
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from tests.holding import Hold
+from tests.processes import of_a_job
 
 ROOT = Path(__file__).parents[2]
 DIALOGS = 2500  # of 8 kB each, so that a chunk of 4 MiB holds some 500
@@ -50,8 +51,7 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
             assert run.poll() is None, run.communicate()
             assert time.monotonic() < deadline, "waited 400 s for two chunks"
             time.sleep(0.02)
-        started = psutil.Process(run.pid).children(recursive=True)
-        workers = [each for each in started if not each.name().endswith("Agent")]  # Ray's linger for a minute
+        workers = of_a_job(run.pid)
         run.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out").exists()
     psutil.wait_procs(workers, timeout=240)  # they notice and end

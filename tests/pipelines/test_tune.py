@@ -34,6 +34,7 @@ from rl_dialog.evaluation.experiment import Run
 from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points
 from rl_dialog.models.policy import Policy
 from tests.holding import Hold
+from tests.processes import of_a_job, title
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -326,8 +327,7 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
             assert run.poll() is None, run.communicate()
             assert time.monotonic() < deadline, "waited 900 s for four trials"
             time.sleep(0.05)
-        started = psutil.Process(run.pid).children(recursive=True)
-        workers = [each for each in started if not each.name().endswith("Agent")]  # Ray's linger for a minute
+        workers = of_a_job(run.pid)
         run.send_signal(signal.SIGKILL)
     psutil.wait_procs(workers, timeout=240)  # they notice and end
     done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
@@ -355,8 +355,7 @@ def test_kl_weights_of_online_are_swept_and_a_killed_sweep_goes_on(running, tmp_
         while not list(out.glob("trials/*/checkpoint-2")):
             assert run.poll() is None and time.monotonic() < deadline, run.communicate()
             time.sleep(0.02)
-        started = psutil.Process(run.pid).children(recursive=True)
-        workers = [each for each in started if not each.name().endswith("Agent")]
+        workers = of_a_job(run.pid)
         run.send_signal(signal.SIGKILL)
     psutil.wait_procs(workers, timeout=120)
     assert len(list(out.glob("trials/*/result.json"))) < 4
@@ -603,7 +602,7 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
             [trial] = [
                 p
                 for p in processes
-                if p.pid not in killed and " ".join(p.cmdline()).startswith("ray::ImplicitFunc")
+                if p.pid not in killed and title(p).startswith("ray::ImplicitFunc")
             ]
             trial.kill()
             killed.append(trial.pid)

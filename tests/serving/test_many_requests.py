@@ -229,7 +229,7 @@ def labels(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("which", ["chats", "labels"])
 def test_every_route_with_every_key_many_times(which, tmp_path, checkpoints, capsys):
     table, serving = (CHATS, chats(tmp_path, checkpoints)) if which == "chats" else (LABELS, labels(tmp_path))

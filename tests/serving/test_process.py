@@ -17,6 +17,7 @@ from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed, QueueFull, Refused, load_engine
 from rl_dialog.serving.process import EngineProcess
+from tests.processes import title
 from tests.serving.conftest import until
 
 ROOT = Path(__file__).parents[2]
@@ -140,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_
     with pytest.raises(UserError, match=str(tmp_path)):
         EngineProcess(str(tmp_path))
     assert not [
-        child for child in psutil.Process().children() if "serving.process" in " ".join(child.cmdline())
+        child for child in psutil.Process().children() if "serving.process" in title(child)
     ]
 
 

@@ -700,7 +700,7 @@ def _learn_in_two_units(rank: int, world: int, port: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_the_unit_of_rewards_changes_nothing_for_two_workers(tmp_path: Path) -> None:
     _two_processes(_learn_in_two_units, str(tmp_path))
 
