@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import random
 import socket
 import tempfile
@@ -17,9 +18,8 @@ _ours: list[IO[str]] = []  # locks, held until this process ends
 
 def free_port() -> int:
     """A free one, which no other process of tests is given as long as this one lives."""
-    locks = Path(tempfile.gettempdir()) / "rl_dialog_test_ports"
+    locks = Path(tempfile.gettempdir()) / f"rl_dialog_test_ports-{os.getuid()}"
     locks.mkdir(exist_ok=True)
-    locks.chmod(0o777)
     numbers = random.Random()  # of its own: each test begins with the same seed
     while True:
         port = numbers.randrange(FIRST, LAST)
