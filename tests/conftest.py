@@ -22,8 +22,22 @@ os.environ.setdefault("SSL_CERT_DIR", os.path.dirname(__file__))
 
 gc.disable()  # until all tests are collected
 
+import httpx  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+# httpx waits 5 s for an answer, which a busy machine may take. How soon a server answers is no test's subject
+# but of those that say a time.
+for part in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, part, 120.0)
+
+
+def pytest_collection_modifyitems(items):
+    """A slow test takes minutes on an idle machine: beside others it needs more than the ten that are enough
+    for all tests, if it names no time of its own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 def pytest_collection_finish():

@@ -7,6 +7,7 @@ way is sent again by the page.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 from ray import serve
 
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.serve import quiet
+from rl_dialog.cluster.serve import listens, prepare_proxies, quiet, start
 from rl_dialog.data.database import SECRET, database_url
 from rl_dialog.errors import UserError
+from rl_dialog.serving.settings import ServeSettings
 
 APP = "rl_dialog_labels"
 PREFIX = "/labels"
+PATIENCE = 300.0  # seconds for the proxies to start
 
 
 @serve.deployment(
@@ -66,12 +69,19 @@ def serve_page(labels: str, folder: str | Path, *, host: str, port: int, **page:
             "labels: expected the password in PGPASSWORD or ~/.pgpass on every machine, not in the URL, which"
             " Ray shows"
         )
+    # Who asks while there is no replica waits for one, and not for ever. The limit is that of Serve, which
+    # may carry chats as well: a page's own patience is shorter.
+    start(host, port, ServeSettings.request_timeout)
     with quiet():
-        serve.start(http_options={"host": host, "port": port})
         application = LabelPage.bind(
             url.render_as_string(hide_password=False), str(Path(folder).absolute()), page
         )
         serve.run(application, name=APP, route_prefix=PREFIX)
+    deadline = time.monotonic() + PATIENCE
+    while not listens():
+        if time.monotonic() > deadline:
+            raise UserError(f"waited {PATIENCE:g} s for Serve's HTTP proxies, and they do not listen")
+        time.sleep(0.2)
     return f"http://{host}:{port}{PREFIX}/"
 
 
@@ -81,6 +91,7 @@ def page_on_ray(
 ) -> Iterator[tuple[str, Callable[[], bool]]]:
     """`serve_page` on the cluster at `address` while the block lasts: where it is, and whether it is still
     there."""
+    prepare_proxies()
     with connect(address or None):
         url = serve_page(labels, folder, host=host, port=port, **page)
         try:

@@ -22,6 +22,7 @@ from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.replies import Preferences
 from rl_dialog.preferences.reply_batches import Worker
 from rl_dialog.preferences.reply_reward import ReplyRewardSettings, fitted
+from rl_dialog.training.worker_group import place_in_group
 
 FOLDER = "workers"  # of an output folder, while they fit
 
@@ -67,7 +68,7 @@ def _fit_share(told: tuple[Preferences, ReplyRewardSettings, str]) -> None:
 
 def add_up(model: nn.Module, loss: float) -> float:
     """The sum over all workers of the gradients, in place, and of the loss."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if place_in_group()[1] == 1:
         return loss
     learned: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in learned:

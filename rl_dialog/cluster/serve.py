@@ -41,6 +41,7 @@ BOARD = "rl_dialog_serve"  # the name of the actor that all replicas share
 PROXY = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rl_dialog.cluster.serve:proxy_errors"
 }  # Serve reads it when a node of the cluster starts
+SLACK = 30.0  # seconds that Serve waits longer than a server, which says better what was late
 IN_PLACE = ("models", "split")  # settings that running replicas take over
 
 
@@ -191,7 +192,7 @@ def write_serve_config(path: str, args: dict[str, Any], *, host: str, port: int)
     http = {
         "host": host,
         "port": port,
-        "request_timeout_s": args.get("request_timeout", ServeSettings.request_timeout) + 30,
+        "request_timeout_s": args.get("request_timeout", ServeSettings.request_timeout) + SLACK,
     }
     chat = {"name": "chat", "user_config": {name: args.get(name, {}) for name in IN_PLACE}}
     own = {name: value for name, value in args.items() if name not in IN_PLACE}
@@ -226,14 +227,7 @@ def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.
     settings = ServeSettings(
         **{name: value for name, value in args.items() if name in ServeSettings.__dataclass_fields__}
     )
-    http = {"host": host, "port": port, "request_timeout_s": settings.request_timeout + 30}
-    try:
-        with quiet():
-            serve.start(proxy_location="EveryNode", http_options=http)
-    except (
-        ray.exceptions.RayActorError
-    ):  # a proxy that was slow to start, on a busy machine; Serve starts another, which `_deploy` waits for
-        logging.getLogger("ray.serve").warning("an HTTP proxy did not start in time; waiting for the next")
+    start(host, port, settings.request_timeout)
     before = _config()
     try:
         _deploy(args, patience)
@@ -245,12 +239,22 @@ def deploy(args: dict[str, Any], *, host: str, port: int, patience: float = 300.
         raise
 
 
+def start(host: str, port: int, request_timeout: float) -> None:
+    """Starts Serve where it does not run yet; its proxies may come a while later (`listens`)."""
+    http = {"host": host, "port": port, "request_timeout_s": request_timeout + SLACK}
+    try:
+        with quiet():
+            serve.start(proxy_location="EveryNode", http_options=http)
+    except ray.exceptions.RayActorError:  # one was slow to start, on a busy machine; Serve starts another
+        logging.getLogger("ray.serve").warning("an HTTP proxy did not start in time; waiting for the next")
+
+
 def _deploy(args: dict[str, Any], patience: float) -> None:
     config = {name: args.get(name, {}) for name in IN_PLACE}
     board, noted = _board(), {}
-    ray.get(
-        board.forget.remote(), timeout=30
-    )  # what was said of the same models before; replicas say every few seconds what they have
+    # What was said of the same models before; replicas say every few seconds what they have. The board may be
+    # a process that is just being made.
+    ray.get(board.forget.remote(), timeout=patience)
     with quiet():
         target = serve.RunTarget(build(args), name=APP, route_prefix="/")
         serve.run_many(
@@ -258,14 +262,14 @@ def _deploy(args: dict[str, Any], patience: float) -> None:
         )
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        noted = ray.get(board.noted.remote(), timeout=30)
+        noted = ray.get(board.noted.remote(), timeout=patience)
         if problems := [problem for had, problem in noted.values() if problem and had == config]:
             raise UserError(f"a replica could not load the models: {problems[-1]}")
         replicas = _replicas()
         if (
             replicas
             and _settled()
-            and _listens()
+            and listens()
             and all(noted.get(replica) == (config, "") for replica in replicas)
         ):
             return
@@ -284,9 +288,9 @@ def proxy_errors() -> list[Middleware]:
 
 
 class ProxyErrors:
-    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies or is not there yet
-    becomes an error in OpenAI's form, which clients take as a reason to try again. A stream that has begun
-    just ends, without its last event."""
+    """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies, is not there yet
+    or says nothing (408) becomes an error in OpenAI's form, which clients take as a reason to try again. A
+    stream that has begun just ends, without its last event."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -307,7 +311,8 @@ class ProxyErrors:
                 kind = dict(message["headers"]).get(b"content-type", b"")
                 started, replaced = (
                     True,
-                    message["status"] >= 500 and not kind.startswith(b"application/json"),
+                    (message["status"] >= 500 or message["status"] == 408)
+                    and not kind.startswith(b"application/json"),
                 )
                 if replaced:
                     await ours(scope, receive, send)
@@ -378,7 +383,7 @@ def _settled() -> bool:
     return _chat().get("status") == "HEALTHY"
 
 
-def _listens() -> bool:
+def listens() -> bool:
     """Are the HTTP proxies of all nodes there?"""
     proxies = _details()["proxies"].values()
     return bool(proxies) and all(proxy["status"] == "HEALTHY" for proxy in proxies)

@@ -3,6 +3,7 @@ of them dies."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
@@ -19,6 +20,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from rl_dialog.errors import UserError, room_for
+from rl_dialog.training.worker_group import WORKERS
 
 # Seconds that workers wait for the first one, while it talks in a world or measures. Half an hour, torch's
 # own, is less than a round of a large model may take; when one dies or fails Ray ends the others at once.
@@ -118,6 +120,7 @@ class EndAtMessages(UserCallback):
 
 def _worker_loop(settings: dict[str, Any]) -> None:
     torch.set_num_threads(settings["threads"])
+    os.environ[WORKERS] = str(ray.train.get_context().get_world_size())
     work, config = cloudpickle.loads(
         settings["call"]
     )  # opened here only: Ray's controller would import all of transformers for it

@@ -221,13 +221,15 @@ class Completions:
                         f"no complete reply within {self._settings.request_timeout:g} seconds",
                         code="timeout",
                     )
+                said = [what for what in found if not isinstance(what, Exception)]
+                for piece in said:
+                    exchange.take(piece)
+                if said:  # also what came together with the error that ended it
+                    self.metrics.first_token(exchange.model.name, exchange)
+                    yield said
                 for what in found:
                     if isinstance(what, Exception):
                         raise _refusal(what)
-                    exchange.take(what)
-                if found:
-                    self.metrics.first_token(exchange.model.name, exchange)
-                    yield found
         finally:
             self.streams -= bool(exchange.request.stream)
             if not exchange.done:

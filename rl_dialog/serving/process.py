@@ -60,8 +60,8 @@ class EngineProcess:
     def __init__(
         self, place: str, *, threads: int = 0, died: Callable[[], None] | None = None, **options: Any
     ) -> None:
-        """threads: of torch, 0 leaves it to torch; died: called in a thread when the process ends unasked;
-        options: those of `load_engine`."""
+        """threads: of torch, 0 leaves it to torch; died: called in a thread when the process ends unasked,
+        before requests hear of it; options: those of `load_engine`."""
         ours, theirs = socket.socketpair()
         command = [
             sys.executable,
@@ -151,14 +151,16 @@ class EngineProcess:
             pass
         finally:
             unasked, self._closing = not self._closing, True
+            # First: a server that ends with its engine would else answer that it is shutting down, and go on
+            # to do so to whoever comes until it has ended.
+            if unasked and self._died:
+                self._died()
             self._state = replace(self._state, depth=0, running=0)
             for request in list(self._open.values()):
                 request.take(Closed("the model's process ended"))
             with self._sending:
                 self._connection.close()
             self._process.wait()
-            if unasked and self._died:
-                self._died()
 
 
 class _Request:

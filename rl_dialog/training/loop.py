@@ -53,6 +53,7 @@ from rl_dialog.training.optim import (
     make_optimizer,
     save_optimizer,
 )
+from rl_dialog.training.worker_group import place_in_group
 
 FAR = 0.5  # nats per token from the prior at the start that are told: two clones of the same logs are nearer
 PADDING = 512  # tokens of padding in a micro-batch that are cheaper than one more pass through the model
@@ -236,7 +237,7 @@ class Trainer:
     def _start(self, policy: Policy, device: torch.device | str) -> None:
         """Puts the policy on its device, with the optimizer that fits it."""
         self.device = torch.device(device)
-        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.rank, self.world = place_in_group()
         if policy.has_adapters and policy.base is None:
             started = (self.output_dir / "latest").is_file()
             keep_base(policy, self.output_dir / BASE, self.tokenizer, started=started)

@@ -70,7 +70,6 @@ class Script:
         words = line.text.split(" ")
         for said, word in enumerate(words):
             if said == line.fail:
-                time.sleep(0.2)  # what was said before has been sent
                 deliver(RuntimeError("a fault that the test wants"))
                 return
             if said == line.hold:
@@ -94,6 +93,7 @@ class Served:
     settings: object  # ServeSettings
     script: Script
     engine_submit: object
+    stands_at: list = field(default_factory=list)  # when the clock of the keys' rates stands: then
 
     def set(self, **changed) -> None:
         self.models.settings = replace(self.settings, **changed)
@@ -121,6 +121,7 @@ def server(tokenizer, tmp_path_factory):
     from rl_dialog.methods import BC, ILQL
     from rl_dialog.models.policy import ModelConfig, Policy, load_lm
     from rl_dialog.serving.api import create_app
+    from rl_dialog.serving.limits import RateLimit
     from rl_dialog.serving.served import Models
     from rl_dialog.serving.settings import ServeSettings
 
@@ -147,18 +148,29 @@ def server(tokenizer, tmp_path_factory):
         threads=1,
         drain=1,
     )
-    models, store = Models(settings), Store(settings.store)
+    models, store, stands_at = Models(settings), Store(settings.store), []
+    rates = RateLimit(lambda: stands_at[0] if stands_at else time.monotonic())
+
+    async def take(key, per_minute):
+        return rates.take(key, per_minute)
+
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         running = uvicorn.Server(
-            uvicorn.Config(create_app(models, store), log_level="warning", timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                create_app(models, store, take=take), log_level="warning", timeout_graceful_shutdown=1
+            )
         )
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
+        deadline = time.monotonic() + 120
+        while not running.started:
+            assert thread.is_alive() and time.monotonic() < deadline, "the server did not start within 120 s"
+            time.sleep(0.01)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        yield Served(url, models, store, settings, Script(), models.served["ilql"].engine.submit)
+        yield Served(url, models, store, settings, Script(), models.served["ilql"].engine.submit, stands_at)
         running.should_exit = True
-        thread.join(20)
+        thread.join(120)
     store.close()
 
 
@@ -166,6 +178,7 @@ def server(tokenizer, tmp_path_factory):
 def served(server):
     """The server with its first settings and an empty script."""
     server.set()
+    server.stands_at.clear()
     server.script = Script()
     for model in server.models.served.values():
         model.engine.submit = server.script.submit
@@ -181,7 +194,7 @@ def open_page(chromium):
     def start(address, *, width=1000, height=800, clock=False, watch=None, **options):
         contexts.append(chromium.new_context(viewport={"width": width, "height": height}, **options))
         page = contexts[-1].new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(120_000)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}"))
         page.on(

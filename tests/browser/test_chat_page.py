@@ -60,10 +60,10 @@ def chat(served, open_page):
     return start
 
 
-def eventually(condition, seconds=15):
+def eventually(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, f"it did not come true within {seconds} s"
         time.sleep(0.02)
 
 
@@ -170,7 +170,7 @@ def test_what_is_said_streams_and_can_be_stopped(served, chat):
     )
     me.stop.click()
     eventually(slow.cancelled.is_set)
-    assert me.page.get_by_text("You stopped this reply.").is_visible()
+    me.page.get_by_text("You stopped this reply.").wait_for()
     assert served.store.counts()["turns"] == 0 or not stored(served, me), "a stopped reply is not kept"
     assert me.page.evaluate("document.activeElement.id") == "input"
     served.script.say("one two three")
@@ -417,15 +417,17 @@ def test_no_key_at_all_is_asked_for(served, open_page):
 
 @pytest.mark.slow
 def test_too_many_requests_count_down(served, open_page):
+    served.stands_at.append(time.monotonic())
     me = Chat(open_page(f"{served.url}/#key={served.key(requests_per_minute=2)}", clock=True)).begin()
     me.send("one")
+    me.page.clock.pause_at(time.time() + 3600)
     me.send("two")
     again = me.page.get_by_role("button", name=re.compile("Try again"))
-    assert re.fullmatch("Try again in (30|29) s", again.inner_text()) and again.is_disabled()
+    assert again.inner_text() == "Try again in 30 s" and again.is_disabled()
     me.input.fill("three")
     assert me.button("Send").is_disabled()
     me.page.clock.run_for(10_000)
-    assert re.fullmatch("Try again in (20|19) s", again.inner_text())
+    assert again.inner_text() == "Try again in 20 s"
     me.page.clock.run_for(21_000)
     assert again.inner_text() == "Try again" and again.is_enabled() and me.button("Send").is_enabled()
     me.button("Good reply").click()

@@ -33,10 +33,10 @@ PIXEL = "canvas => [...canvas.getContext('2d').getImageData(3, canvas.height - 1
 STATE = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, 1).data.join()"
 
 
-def eventually(condition, seconds=15):
+def eventually(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, f"it did not come true within {seconds} s"
         time.sleep(0.04)
     return found
 
@@ -51,6 +51,10 @@ class Labels:
             0.0,
         )  # of a clip's ground -> its id; seconds that have passed at a stroke
         self.settings, self.servers = {}, []
+        self.now = None  # where the clock stands, if it does: then it is only `ahead` that passes
+
+    def clock(self):
+        return (self.now or time.time()) + self.ahead
 
     def clip(self, steps=12):
         n = len(self.colours)
@@ -73,7 +77,7 @@ class Labels:
 
 @pytest.fixture
 def labels(tmp_path):
-    log = LabelLog(f"sqlite:///{tmp_path}/labels.db", validation=0.0, clock=lambda: time.time() + made.ahead)
+    log = LabelLog(f"sqlite:///{tmp_path}/labels.db", validation=0.0, clock=lambda: made.clock())
     made = Labels(tmp_path, log)
     yield made
     for server in made.servers:
@@ -179,16 +183,23 @@ def test_two_people_label_thirty_pairs_by_keys_and_one_takes_one_back(labels, si
 
 
 def test_an_empty_page_waits_and_shows_a_pair_within_two_seconds(labels, sit_down):
+    """It sleeps no longer between two questions for one; how long an answer takes is the machine's affair."""
     ann = sit_down("ann", labels.url())
+    ann.page.evaluate(
+        "() => { const real = setTimeout; window.asleep = [];"
+        " window.setTimeout = (act, time, ...more) => (asleep.push(time), real(act, time, ...more)); }"
+    )
     ann.says("Waiting for the next pair")
     assert not ann.page.locator("#notice").is_visible() and ann.button("Equal").is_disabled()
     ann.press("l")
     for _ in range(2):
-        ann.page.wait_for_timeout(700)
+        ann.page.evaluate("() => asleep.splice(0)")
+        for _ in range(2):
+            with ann.page.expect_response("**/v1/lease"):
+                pass
+        asleep = ann.page.evaluate("asleep")
+        assert 0 < min(asleep) < 2000, asleep
         labels.ask(1)
-        began = time.monotonic()
-        ann.ready()
-        assert time.monotonic() - began < 2
         ann.answer("l")
     ann.says("Waiting for the next pair")
     assert len(labels.log.labels()) == 2
@@ -201,14 +212,13 @@ def test_the_next_pair_is_there_when_the_last_is_answered(labels, sit_down):
     ann.ready()
     eventually(lambda: labels.log.counts()["leased"] == 2)
     ann.page.wait_for_load_state("networkidle")
-    ann.page.context.set_offline(True)
+    ann.page.context.set_offline(True)  # so that it can only be the one that was there
     first = ann.ready()
     ann.press("l")
     eventually(
         lambda: (
             ann.page.evaluate("() => !document.querySelector('.choice.pressed')") and ann.ready() != first
-        ),
-        1,
+        )
     )
     ann.page.context.set_offline(False)
     ann.saved(1)
@@ -216,15 +226,24 @@ def test_the_next_pair_is_there_when_the_last_is_answered(labels, sit_down):
 
 
 @pytest.mark.slow
-def test_a_lease_that_runs_out_goes_to_somebody_else(labels, sit_down):
+def test_a_lease_that_runs_out_goes_to_somebody_else(labels, sit_down, monkeypatch):
+    """By a clock that goes on only once the page has said that somebody is there."""
     labels.ask(1)
-    url = labels.url(lease=1.0, idle=60.0)
+    labels.now, renewed, renew = time.time(), [], labels.log.renew
+    monkeypatch.setattr(labels.log, "renew", lambda *given: renewed.append(labels.clock()) or renew(*given))
+    url = labels.url(lease=1.0, idle=600.0)
     ann, bob = sit_down("ann", url), sit_down("bob", url)
     pair = ann.ready()
-    ann.page.wait_for_timeout(1500)
+    for _ in range(3):
+        eventually(lambda: renewed and renewed[-1] == labels.clock())
+        labels.ahead += 0.9
+    bob.says("Waiting for the next pair")
     assert not bob.page.locator("#pair").is_visible(), "while somebody is there the lease goes on"
     ann.page.context.set_offline(True)
-    assert set(eventually(bob.ready)) == set(pair)
+    while not bob.page.locator("#pair").is_visible():
+        labels.ahead += 1.1
+        bob.page.wait_for_timeout(500)
+    assert set(bob.ready()) == set(pair)
     ann.page.context.set_offline(False)
     ann.says("The pair went to somebody else")
     assert not ann.page.locator("#pair").is_visible()
@@ -236,8 +255,9 @@ def test_a_lease_that_runs_out_goes_to_somebody_else(labels, sit_down):
 @pytest.mark.slow
 def test_who_goes_away_gives_the_pair_back(labels, sit_down):
     labels.ask(1)
-    ann = sit_down("ann", labels.url(lease=1.0, idle=3.0))
+    ann = sit_down("ann", labels.url(idle=30.0), clock=True)
     pair = set(ann.ready())
+    ann.page.clock.fast_forward(31_000)  # so long does nobody touch anything
     ann.says("You were away")
     bob = sit_down("bob", labels.url())
     assert set(bob.ready()) == pair
@@ -254,13 +274,16 @@ def test_answers_survive_a_network_that_fails(labels, sit_down):
     ann.saved(1)
     eventually(lambda: labels.log.counts()["leased"] == 2)
     ann.page.wait_for_timeout(200)
-    lost = []
+    lost, seen = [], []
 
     def lose_the_reply(route):
-        """The server gets the request, the page no answer."""
-        if len(lost) < 2:
+        """The server gets the request, the page no answer, or only that of something between them."""
+        if len(lost) < 2 or not seen:
             lost.append(route.fetch().status)
-            route.abort()
+            if len(lost) == 2:
+                route.fulfill(status=408, body="Request 7 timed out.")
+            else:
+                route.abort()
         else:
             route.continue_()
 
@@ -268,8 +291,9 @@ def test_answers_survive_a_network_that_fails(labels, sit_down):
     second = ann.answer("ArrowRight")
     third = ann.answer("ArrowUp")
     ann.says(KEPT)
+    seen.append(True)
     ann.saved(3)
-    assert lost == [200, 200] and not ann.page.get_by_text(KEPT).is_visible()
+    assert set(lost) == {200} and not ann.page.get_by_text(KEPT).is_visible()
     assert labels.log.state() == (3, 0, 0), "sent again, counted once"
 
     ann.ready()
@@ -297,7 +321,8 @@ def test_a_page_that_is_loaded_again_goes_on_where_it_was(labels, sit_down):
     eventually(lambda: labels.log.counts()["revoked"] == 1 and ann.ready() != pair)
     ann.answer("R")
     ann.saved(1)
-    assert ann.ready() == pair and labels.log.counts()["leased"] == 2
+    assert ann.ready() == pair
+    eventually(lambda: labels.log.counts()["leased"] == 2)
     (label,) = labels.log.labels()
     assert label.preference is not None
 

@@ -1,10 +1,9 @@
-"""A Ray cluster that asks for a token, started as its own process."""
+"""A Ray cluster that asks for a token, started as its own process, and jobs of it."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,14 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import free_port
+
 RAY = str(Path(sys.executable).with_name("ray"))
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @pytest.fixture
@@ -58,12 +53,30 @@ def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         ) as run:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 300
             while not listening(dashboard):
-                assert run.poll() is None and time.monotonic() < deadline
+                assert run.poll() is None, f"the cluster ended with status {run.poll()}"
+                assert time.monotonic() < deadline, "waited 300 s for the cluster's dashboard"
                 time.sleep(0.5)
             yield f"http://127.0.0.1:{dashboard}", environment
             kill([psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)])
+
+
+def submit(
+    head: tuple[str, dict[str, str]], *command: str, seconds: float = 900.0
+) -> subprocess.CompletedProcess[str]:
+    """`ray job submit`, asked again while the cluster has only just started: its dashboard is there before
+    what runs jobs."""
+    address, environment = head
+    deadline = time.monotonic() + 240
+    while True:
+        done = subprocess.run(
+            [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *command],
+            cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds,
+        )  # fmt: skip
+        if "No available agent" not in done.stderr or time.monotonic() > deadline:
+            return done
+        time.sleep(0.5)
 
 
 def kill(processes: list[psutil.Process]) -> None:
@@ -76,7 +89,7 @@ def kill(processes: list[psutil.Process]) -> None:
 
 def listening(port: int) -> bool:
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/version", timeout=2).close()
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/api/version", timeout=20).close()
     except urllib.error.HTTPError as error:
         return error.code == 401  # it is there, and asks for the token
     except OSError:

@@ -4,16 +4,15 @@ cluster's storage."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[2]
-RAY = str(Path(sys.executable).with_name("ray"))
+from tests.cluster.conftest import submit
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 SWEEP = {
     "title": "tiny",
     "about": "Two weights.",
@@ -39,18 +38,9 @@ def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(
         "--output_dir",
         str(tmp_path / "out"),
     ]
-    submit = [RAY, "job", "submit", "--address", address, "--working-dir", "."]
-    refused = subprocess.run(
-        [*submit, "--", *work],
-        cwd=ROOT,
-        env=environment | {"RAY_AUTH_MODE": "disabled"},
-        capture_output=True,
-        timeout=120,
-    )
+    refused = submit((address, environment | {"RAY_AUTH_MODE": "disabled"}), *work)
     assert refused.returncode != 0 and not (tmp_path / "out").exists()
-    done = subprocess.run(
-        [*submit, "--", *work], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
+    done = submit(head, *work)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "[2/2] learning_rate=0.00" in done.stdout and "succeeded" in done.stdout
     assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["points"]) == 2

@@ -25,8 +25,23 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 WORLD = '''
-import os, time
+import os, signal, time
+from pathlib import Path
 import numpy as np
+
+def obey():
+    """Two orders of a test are files beside the folder of who plays: `kill` for the first process that plays
+    once there is the folder that it names (not for the test's own), `hold` for all, until it is gone."""
+    place = Path(os.environ["WHO_PLAYS"]).parent
+    while (hold := place / "hold").exists() and Path(hold.read_text()).is_dir():
+        time.sleep(0.02)
+    kill = place / "kill"
+    if os.environ["WHO_TESTS"] != str(os.getpid()) and kill.exists() and Path(kill.read_text()).is_dir():
+        try:
+            kill.rename(place / f"killed {os.getpid()}")  # of several one succeeds
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
 
 class Vowels:
     """Pays for the letter a, in two turns; tells who plays, and takes its time where it is asked to."""
@@ -36,7 +51,7 @@ class Vowels:
     def step(self, reply):
         if place := os.environ.get("WHO_PLAYS"):
             open(os.path.join(place, str(os.getpid())), "a").write("x")
-            time.sleep(0.02)
+            obey()
         self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and you?"}]
         return list(self.messages), float(reply.count("a")), len(self.messages) > 4, False, {}
 '''
@@ -44,13 +59,14 @@ class Vowels:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[Path]:  # noqa: ANN001
-    """One Ray for all tests; its actors find the world below, and say in a folder who plays."""
+    """One Ray for all tests; its actors find the world above, and say in a folder who plays."""
     place = tmp_path_factory.mktemp("world")
     (place / "vowels_on_actors.py").write_text(WORLD)
     who = place / "who"
     who.mkdir()
     before = dict(os.environ)
     os.environ |= {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "WHO_PLAYS": str(who)}
+    os.environ["WHO_TESTS"] = str(os.getpid())
     sys.path.insert(0, str(place))
     with connect(num_cpus=5):
         yield who
@@ -61,7 +77,7 @@ def cluster(tmp_path_factory) -> Iterator[Path]:  # noqa: ANN001
 
 @pytest.fixture
 def config(checkpoints, tmp_path: Path, cluster) -> OnlineConfig:  # noqa: ANN001
-    for path in cluster.iterdir():
+    for path in (*cluster.iterdir(), *cluster.parent.glob("kill*"), *cluster.parent.glob("hold")):
         path.unlink()
     return OnlineConfig(
         model_name_or_path=checkpoints["bc"], env="vowels_on_actors:Vowels", method=RLOO(c=0.01),
@@ -86,6 +102,12 @@ def result_of(folder: Path) -> tuple[bytes, list[tuple[str, bytes]], list[dict]]
     ]
 
 
+def killed_one(cluster: Path) -> str:
+    """The number of the process that killed itself as it was told to."""
+    [found] = cluster.parent.glob("killed *")
+    return found.name.removeprefix("killed ")
+
+
 def test_any_number_of_actors_gives_the_same_bits(config, tmp_path, cluster) -> None:  # noqa: ANN001
     """Weights, logs and metrics, of this process and of 1 and 4 actors (of 2 below, where one is killed). Two
     rounds ahead is another result, whose equality for 1 and 2 actors is seen where a driver is killed."""
@@ -105,19 +127,10 @@ def test_what_a_killed_actor_had_begun_is_played_once(config, tmp_path, cluster)
     driver = {str(os.getpid())}
     for path in cluster.iterdir():
         path.unlink()
-    script = [
-        "import pathlib, signal, os, time",
-        f"place, driver = pathlib.Path({str(cluster)!r}), {driver!r}",
-        "while not (found := [p for p in place.iterdir() if p.name not in driver]): time.sleep(0.05)",
-        "os.kill(int(found[0].name), signal.SIGKILL)",
-        "print(found[0].name)",
-    ]
-    command = [sys.executable, "-c", "\n".join(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killer:
-        disturbed = ran(config, tmp_path / "disturbed", num_workers=2)
-        killed, _ = killer.communicate(timeout=60)
-    played = {path.name for path in cluster.iterdir()} - driver
-    assert killed.strip() in played and len(played) > 1  # and somebody played after it
+    (cluster.parent / "kill").write_text(str(cluster))  # the first actor that is in the middle of an episode
+    disturbed = ran(config, tmp_path / "disturbed", num_workers=2)
+    played, killed = {path.name for path in cluster.iterdir()} - driver, killed_one(cluster)
+    assert killed in played and len(played) > 1  # and somebody played after it
     assert disturbed == alone
 
 
@@ -130,12 +143,16 @@ def test_a_killed_driver_goes_on_without_losing_or_doubling_an_episode(config, t
         f"from rl_dialog.methods import RLOO; online.main({replace(config, output_dir=str(folder))!r})"
     )
     alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    hold = cluster.parent / "hold"  # rounds after the second checkpoint are begun and not ended
+    hold.write_text(str(folder / "checkpoint-2"))
     with subprocess.Popen([sys.executable, "-c", code], env=alone, stderr=subprocess.PIPE) as driver:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not (folder / "checkpoint-2").is_dir():
-            assert driver.poll() is None and time.monotonic() < deadline, driver.stderr.read()
+            assert driver.poll() is None, driver.stderr.read()
+            assert time.monotonic() < deadline, "waited 300 s for the second checkpoint"
             time.sleep(0.02)
         driver.send_signal(signal.SIGKILL)
+    hold.unlink()
     assert len(list((folder / "rollouts").iterdir())) < 6
     online.main(replace(config, output_dir=str(folder), resume=True, num_workers=2))
     weights, logs, _ = result_of(folder)
@@ -188,20 +205,10 @@ def test_a_killed_learner_goes_on_without_losing_or_doubling_an_episode(config, 
     whole, folder = ran(config, tmp_path / "whole"), tmp_path / "killed"
     for path in cluster.iterdir():
         path.unlink()
-    script = [
-        "import pathlib, signal, os, time",
-        f"place, begun = pathlib.Path({str(cluster)!r}), pathlib.Path({str(folder / 'checkpoint-2')!r})",
-        "while not begun.is_dir(): time.sleep(0.02)",
-        "[found] = [p.name for p in place.iterdir()]",
-        "os.kill(int(found), signal.SIGKILL)",
-        "print(found)",
-    ]
-    command = [sys.executable, "-c", "\n".join(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killer:
-        disturbed = ran(config, folder)
-        killed, _ = killer.communicate(timeout=60)
-    played = {path.name for path in cluster.iterdir()}
-    assert killed.strip() in played and len(played) == 2
+    (cluster.parent / "kill").write_text(str(folder / "checkpoint-2"))
+    disturbed = ran(config, folder)
+    played, killed = {path.name for path in cluster.iterdir()}, killed_one(cluster)
+    assert killed in played and len(played) == 2
     assert disturbed[:2] == whole[:2]
     episodes = [json.loads(line)["meta"]["episode"] for _, text in disturbed[1] for line in text.splitlines()]
     assert episodes == list(range(5 * 12))

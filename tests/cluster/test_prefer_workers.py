@@ -2,8 +2,6 @@
 cluster, and one of them dies."""
 
 import json
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ from ray.cluster_utils import Cluster
 
 from pipelines.prefer import PreferConfig, main
 from rl_dialog.training.policy_gradient import PPO
+from tests.processes import title
 
 
 @pytest.fixture
@@ -30,14 +29,7 @@ def two_nodes(monkeypatch):
 
 
 def env_runners() -> list[psutil.Process]:
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "VectorEnvRunner" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return [each for each in psutil.Process().children(recursive=True) if "VectorEnvRunner" in title(each)]
 
 
 @pytest.mark.slow
@@ -52,17 +44,17 @@ def test_env_runners_on_another_node_of_which_one_is_killed(two_nodes, tmp_path)
     killed = []
 
     def kill_one() -> None:
-        while not (Path(config.output_dir) / "latest").is_file():
+        while not (Path(config.output_dir) / "latest").is_file() or not (found := env_runners()):
             time.sleep(0.2)
-        victim = env_runners()[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        killed.append(victim.pid)
+        found[0].kill()
+        killed.append(found[0].pid)
 
     threading.Thread(target=kill_one, daemon=True).start()
     result = main(config)
     assert killed and result["steps"] >= 40_000 and 55 <= result["labels"] <= 60
-    (event,) = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert event["role"] == "worker" and event["restarts"] == 1
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    # On a busy machine a role may be slow to say that it lives, which is told there too.
+    assert [event["restarts"] for event in events if event["role"] == "worker"] == [1]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["train/worker_restarts"] == 1
     assert sum(line.get("train/episodes") or 0 for line in lines) == pytest.approx(

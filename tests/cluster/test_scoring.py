@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections import Counter
 from contextlib import suppress
@@ -155,11 +156,19 @@ def test_a_vote_that_is_none_goes_to_quarantine(tmp_path):
         make_scorer(tmp_path / "strict", Scoring({"vote": 1.0}, strict=True))(read)
 
 
+def ring_now():
+    """The timer of a record: a short one might end the others, too, on a busy machine."""
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 600
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+
 def test_a_record_that_takes_too_long_goes_to_quarantine(tmp_path):
     """Even where the reward suppresses what stops it."""
-    scorer = make_scorer(tmp_path / "out", Scoring({"question": 1.0}, record_seconds=0.5))
+    scorer = make_scorer(tmp_path / "out", Scoring({"question": 1.0}, record_seconds=600))
 
     def slow(dialog):
+        if dialog.id == "d1":
+            ring_now()
         while dialog.id == "d1":
             with suppress(Exception):
                 time.sleep(0.01)
@@ -169,4 +178,4 @@ def test_a_record_that_takes_too_long_goes_to_quarantine(tmp_path):
     [row] = scorer(records(talk(0), talk(1), talk(2))).to_pylist()
     assert len(row["id"]) == 2
     [line] = next((tmp_path / "out" / "quarantine").iterdir()).read_text().splitlines()
-    assert "within 0.5 s" in json.loads(line)["reason"] and "--record_seconds" in line
+    assert "within 600 s" in json.loads(line)["reason"] and "--record_seconds" in line

@@ -3,7 +3,6 @@ nobody gets in without a key."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -16,17 +15,17 @@ import yaml
 from pipelines.serve import ServeConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.store import Store
+from tests.cluster.conftest import submit
+from tests.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
 def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     address, environment = head
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url, store = f"http://127.0.0.1:{port}", Store(f"sqlite:///{tmp_path}/chats.db")
     server = [
         sys.executable,
@@ -49,43 +48,23 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
             env=environment | changed,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
-
-    def submit(*flags):
-        deadline = time.monotonic() + 60
-        while True:
-            done = run(
-                BIN / "ray",
-                "job",
-                "submit",
-                "--address",
-                address,
-                "--working-dir",
-                ".",
-                "--",
-                *server,
-                *flags,
-            )
-            if (
-                "No available agent" not in done.stderr or time.monotonic() > deadline
-            ):  # the cluster has only just started
-                return done
 
     models = "--models", f"bot={checkpoints['bc']}", "--detach"
     key = store.keys.add("ann", requests_per_minute=1000)
-    started = submit(*models)
+    started = submit(head, *server, *models)
     assert started.returncode == 0, started.stdout[-3000:] + started.stderr[-3000:]
     headers = {"Authorization": f"Bearer {key}"}
 
     def method():
-        return httpx.get(f"{url}/v1/models", headers=headers, timeout=60).json()["data"][0]["method"]
+        return httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["method"]
 
     body = {"model": "bot", "messages": [{"role": "user", "content": "hello there"}]}
     for wrong in ({}, {"Authorization": "Bearer sk-rl-wrong"}):
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=wrong, timeout=60)
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=wrong)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).json()["choices"][
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).json()["choices"][
         0
     ]["finish_reason"]
     assert method() == "bc"
@@ -101,25 +80,25 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     assert refused.returncode != 0 and method() == "bc"
     deployed = run(BIN / "serve", "deploy", config, "--address", address)
     assert deployed.returncode == 0, deployed.stderr
-    deadline = time.monotonic() + 400  # it waits for a processor like everybody else
+    deadline = time.monotonic() + 600  # it waits for a processor like everybody else
     # Another replica, because `serve deploy` counts as another version: the old one answers until the new one
     # does.
     while method() != "ilql":
         assert time.monotonic() < deadline, "the new model never came"
         time.sleep(0.5)
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code == 200
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code == 200
     config.write_text(config.read_text().replace(checkpoints["ilql"], checkpoints["bc"]))
-    loaded = httpx.get(f"{url}/v1/models", headers=headers, timeout=60).json()["data"][0]["created"]
+    loaded = httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["created"]
     assert run(BIN / "serve", "deploy", config, "--address", address).returncode == 0
-    deadline, statuses = time.monotonic() + 200, set()
+    deadline, statuses = time.monotonic() + 600, set()
     while method() != "bc":  # only the user_config changed: in place, nobody waits
         statuses.add(
-            httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+            httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code
         )
         assert time.monotonic() < deadline, "the model was not replaced in place"
     assert (
         statuses <= {200}
-        and httpx.get(f"{url}/v1/models", headers=headers, timeout=60).json()["data"][0]["created"] >= loaded
+        and httpx.get(f"{url}/v1/models", headers=headers).json()["data"][0]["created"] >= loaded
     )
     assert store.counts()["turns"] >= 2
     store.close()

@@ -14,6 +14,7 @@ from rl_dialog.cluster.scoring import WORK, hash64
 from rl_dialog.cluster.shards import Shard, ShardWriter, occurrences, plan_shards, shared_contexts
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.shards import SHARD_SCHEMA, unpack_rows
+from tests.cluster.test_scoring import ring_now
 
 
 def talk(number, *, opening=None, **fields):
@@ -116,12 +117,15 @@ def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenize
         "suffixes": {"1": "#2", "2": "#3"},
     }
     real = module.tokenize
-    monkeypatch.setattr(
-        module,
-        "tokenize",
-        lambda dialog, *args, **more: time.sleep(9 * (dialog.id == "d1")) or real(dialog, *args, **more),
-    )
-    [row] = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {}, 1.0)(
+
+    def slow(dialog, *args, **more):
+        if dialog.id == "d1":
+            ring_now()
+            time.sleep(600)
+        return real(dialog, *args, **more)
+
+    monkeypatch.setattr(module, "tokenize", slow)
+    [row] = ShardWriter(str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {}, 600.0)(
         pa.table({"plan": [json.dumps(plan)]})
     ).to_pylist()
     shard = Shard(**json.loads(row["summary"]))
@@ -129,4 +133,4 @@ def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenize
     assert shard.dialogs == 2 and [(item["source"], item["where"]) for item in shard.late] == [
         ("chats", "dialog 'd1#2'")
     ]
-    assert "tokenised within 1 s" in shard.late[0]["reason"]
+    assert "tokenised within 600 s" in shard.late[0]["reason"]

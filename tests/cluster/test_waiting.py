@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
@@ -33,8 +35,14 @@ class Wanted:
 
 @ray.remote(num_cpus=1)
 class Slow:
-    def __init__(self) -> None:
-        time.sleep(5)
+    """Starts until there is a file."""
+
+    def __init__(self, until: Path) -> None:
+        while not until.exists():
+            time.sleep(0.05)
+
+    def here(self) -> bool:
+        return True
 
 
 def holding(address: str) -> subprocess.Popen:
@@ -44,17 +52,25 @@ def holding(address: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
+def said_at_last(what: Callable[[str], bool]) -> str:
+    """What `awaited` says, once it is so."""
+    deadline = time.monotonic() + 240
+    while not what(said := waiting.awaited()):
+        assert time.monotonic() < deadline, f"after 240 s it still says {said!r}"
+        time.sleep(0.05)
+    return said
+
+
 @pytest.mark.slow
-def test_a_job_beside_another_ray_says_so() -> None:
+def test_a_job_beside_another_ray_says_so(tmp_path: Path) -> None:
     with connect("local", num_cpus=1), holding("local") as other:
         assert other.stdout.readline() == "True\n"
-        waits = Slow.remote()
-        deadline, said = time.monotonic() + 30, ""
-        while "to start" not in said:
-            assert time.monotonic() < deadline and waits
-            said = waiting.awaited()
+        waits = Slow.remote(tmp_path / "go")
+        said = said_at_last(lambda said: "to start" in said)
         assert said.startswith("1 process of this job to start; another Ray has ")
         assert f"on the {os.cpu_count()} cores of this machine" in said
+        (tmp_path / "go").touch()
+        assert ray.get(waits.here.remote(), timeout=240)
         other.send_signal(signal.SIGINT)
 
 
@@ -67,18 +83,25 @@ def test_a_job_whose_cores_another_job_holds_says_so_and_goes_on(monkeypatch, ca
         with holding(address) as other:
             assert other.stdout.readline() == "True\n"
             wanted = Wanted.remote()
-            deadline = time.monotonic() + 30
-            while not (said := waiting.awaited()):
-                assert time.monotonic() < deadline
-            assert "no place for 1 process of this job. The cluster has 1 node, 0 of 1 CPUs free" in said
+            # What is free is told to the cluster a while after it is taken.
+            homeless = "no place for 1 process of this job. The cluster has 1 node, 0 of 1 CPUs free"
+            said = said_at_last(lambda said: homeless in said)
             assert "other jobs on it: " in said and "-c" in said
-            time.sleep(3)
+            err = shown_at_last(capfd, "waiting for 1 s: no place for")
             group = ray.util.placement_group([{"CPU": 1}] * 2)
-            assert "and a group of 2 processes (1 CPU each)" in waiting.awaited()
+            said_at_last(lambda said: "and a group of 2 processes (1 CPU each)" in said)
             ray.util.remove_placement_group(group)
             other.kill()
-        assert ray.get(wanted.here.remote(), timeout=60) and not waiting.awaited()
-        time.sleep(2)
-    said = capfd.readouterr().err.splitlines()
-    assert any(line.startswith("waiting for 1 s: no place for") for line in said)
-    assert any(line.startswith("goes on after") for line in said)
+        assert ray.get(wanted.here.remote(), timeout=240)
+        said_at_last(lambda said: not said)
+        shown_at_last(capfd, "goes on after", err)
+
+
+def shown_at_last(capfd: pytest.CaptureFixture[str], begins: str, shown: str = "") -> str:
+    """All that was written to stderr since, once there is a line that begins so."""
+    deadline = time.monotonic() + 120
+    while not any(line.startswith(begins) for line in shown.splitlines()):
+        assert time.monotonic() < deadline, f"expected a line {begins!r}, got {shown!r}"
+        time.sleep(0.1)
+        shown += capfd.readouterr().err
+    return shown

@@ -566,7 +566,7 @@ def test_four_processes_write_at_once(store_url):
     """They also make the tables at the same moment. 10 conversations of 3 turns each are linked in each
     process."""
     writers = [writer(store_url, f"w{i}", 0, 30) for i in range(4)]
-    outs = [process.communicate(timeout=120)[0] for process in writers]
+    outs = [process.communicate(timeout=400)[0] for process in writers]
     assert [process.returncode for process in writers] == [0] * 4
     assert [out.split() for out in outs] == [[str(i) for i in range(30)]] * 4
     store = Store(store_url, create=False)

@@ -79,4 +79,4 @@ def chat_server(script: Script, models: Any = ("people",)) -> Iterator[ChatServe
             yield told
         finally:
             server.shutdown()
-            thread.join(10)
+            thread.join(120)

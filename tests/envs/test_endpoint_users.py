@@ -121,24 +121,36 @@ PASSING = {
     "no choices": lambda: Raw('{"error": {"message": "overloaded"}}'),
     "a list": lambda: Raw("[1]"),
     "nested": lambda: Raw("[" * 100_000),
-    "late": lambda: Raw(_drip(b"{", 0.2)),
+    "late": lambda: Raw(_drip(b"{")),
     "endless": lambda: Raw(iter([b" " * (1 << 20)] * 5)),
     "cut short": lambda: Raw("{", content_length="100"),
 }
 
 
-def _drip(piece: bytes, pause: float):  # noqa: ANN202
+class Clock:
+    """Stands in for `time`: seconds pass only with the pieces of a late answer."""
+
+    now = 0.0
+    sleep = time.sleep
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now
+
+
+def _drip(piece: bytes):  # noqa: ANN202
     for _ in range(20):
-        time.sleep(pause)
+        Clock.now += 10
         yield piece
 
 
 @pytest.mark.parametrize("name", PASSING)
-def test_what_may_pass_is_asked_again_and_then_is_a_failed_episode(name: str) -> None:
+def test_what_may_pass_is_asked_again_and_then_is_a_failed_episode(name: str, monkeypatch) -> None:  # noqa: ANN001
+    monkeypatch.setattr(chat_endpoint, "time", Clock)
     wrong = PASSING[name]
     answers = iter([wrong(), "hello", wrong(), wrong(), wrong()])
     with chat_server(lambda request: next(answers)) as server:
-        talk = users(server.url, seconds=1.5 if name == "late" else 30.0)()
+        talk = users(server.url, seconds=120.0)()
         messages, told = talk.reset(seed=0)
         assert messages == [{"role": "user", "content": "hello"}]
         assert told["meta"]["user"]["said"][0]["tries"] == 2
@@ -214,7 +226,7 @@ def test_users_are_waited_for_together_and_the_order_stays() -> None:
             running[0] += 1
             most[0] = max(most[0], running[0])
             here.notify_all()
-            here.wait_for(lambda: most[0] >= 4, timeout=20)
+            here.wait_for(lambda: most[0] >= 4, timeout=240)
         time.sleep(0.01)
         with here:
             running[0] -= 1
@@ -321,7 +333,7 @@ def test_addresses(address: str, message: str) -> None:
 def test_an_endpoint_that_does_not_answer_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "people.txt"
     path.write_text("one\ntwo\n")
-    how = {"turns": 1, "concurrency": 1, "seconds": 5.0}
+    how = {"turns": 1, "concurrency": 1, "seconds": 120.0}
     with chat_server(lambda request: "hello", models=("first", "second")) as server:
         train, held_out = users_of(server.url, str(path), model="", **how)
         assert train.endpoint.model == "first" and server.requests[0]["messages"][0]["content"] == "one"

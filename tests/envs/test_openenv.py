@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -73,7 +74,7 @@ def fragile() -> Iterator[str]:
 
 def ask(place, message) -> dict:
     place.send(message if isinstance(message, str | bytes) else json.dumps(message))
-    return json.loads(place.recv(timeout=10))
+    return json.loads(place.recv(timeout=120))
 
 
 def same(one, other) -> bool:
@@ -140,7 +141,7 @@ def test_the_protocol_message_for_message(fragile):
         assert ask(place, {"type": "step", "data": {"message": "hi"}})["data"]["code"] == "EXECUTION_ERROR"
         place.send(json.dumps({"type": "close"}))
         with pytest.raises(ConnectionClosed):
-            place.recv(timeout=10)
+            place.recv(timeout=120)
 
 
 def test_the_four_ends_stay_apart(fragile):
@@ -166,7 +167,7 @@ def test_a_world_that_cannot_be_made_is_told():
     server = served(unmade)
     try:
         with connect(f"{server.url.replace('http', 'ws')}/ws", proxy=None) as place:
-            assert "no disk" in json.loads(place.recv(timeout=10))["data"]["message"]
+            assert "no disk" in json.loads(place.recv(timeout=120))["data"]["message"]
         world = OpenEnvWorld(server.url)
         for _ in range(20):  # the server may have closed before the client has asked
             assert "no disk" in world.reset(seed=0)[1]["failed"]
@@ -175,20 +176,24 @@ def test_a_world_that_cannot_be_made_is_told():
 
 
 def test_limits_of_sessions_size_and_silence():
-    server = served(Fragile, WorldLimits(sessions=2, idle=2.0, largest=10_000))
-    url = f"{server.url.replace('http', 'ws')}/ws"
+    server = served(Fragile, WorldLimits(sessions=2, largest=10_000))
+    short = served(Fragile, WorldLimits(sessions=2, idle=1.0))
+    url, quiet = (f"{each.url.replace('http', 'ws')}/ws" for each in (server, short))
     try:
+        with connect(quiet, proxy=None) as silent:
+            assert json.loads(silent.recv(timeout=120))["data"]["code"] == "SESSION_ERROR"
         with connect(url, proxy=None) as one, connect(url, proxy=None) as two:
             ask(one, {"type": "reset"})
             ask(two, {"type": "reset"})
             with connect(url, proxy=None) as third:
-                assert json.loads(third.recv(timeout=10))["data"]["code"] == "CAPACITY_REACHED"
+                assert json.loads(third.recv(timeout=120))["data"]["code"] == "CAPACITY_REACHED"
             one.send("x" * 20_000)
             with pytest.raises(ConnectionClosed):
-                one.recv(timeout=10)
-            assert json.loads(two.recv(timeout=10))["data"]["code"] == "SESSION_ERROR"
+                one.recv(timeout=120)
+            assert ask(two, {"type": "reset"})["type"] == "observation"
     finally:
         server.close()
+        short.close()
 
 
 def test_a_session_outlives_the_time_for_a_request_and_is_counted_until_it_ends():
@@ -212,7 +217,7 @@ def test_a_session_outlives_the_time_for_a_request_and_is_counted_until_it_ends(
 
 def opened_once_others_left(url: str):
     """A connection, once the server has heard that those before it ended."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while True:
         try:
             return connect(f"{url.replace('http', 'ws')}/ws", proxy=None)
@@ -260,17 +265,17 @@ def slow_server() -> Iterator[str]:
         thread.start()
         yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
         server.shutdown()
-        thread.join(5)
+        thread.join(120)
 
 
 def test_a_slow_server_makes_a_failed_episode(slow_server, monkeypatch):
     monkeypatch.setattr("envs.adapters.openenv_world._schema", lambda url, seconds: {})
-    world = OpenEnvWorld(slow_server, {"seconds": 1.5})
+    world = OpenEnvWorld(slow_server, {"seconds": 120})
     assert world.reset(seed=7) == ([{"role": "user", "content": "seed 7"}], {})
-    began = time.monotonic()
+    world.seconds = 0.5  # what is asked before is answered, however slow the machine is
     _, reward, terminated, truncated, info = world.step("anybody?")
-    assert (reward, terminated, truncated) == (None, False, True) and "no answer in 1.5 s" in info["failed"]
-    assert time.monotonic() - began < 5
+    assert (reward, terminated, truncated) == (None, False, True) and "no answer in 0.5 s" in info["failed"]
+    world.seconds = 120
     assert world.reset(seed=8)[0][0]["content"] == "seed 8"  # connects anew
 
 
@@ -303,9 +308,9 @@ def odd_server(monkeypatch) -> Iterator[OpenEnvWorld]:
     with serve(talk, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield OpenEnvWorld(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", {"seconds": 5})
+        yield OpenEnvWorld(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", {"seconds": 120})
         server.shutdown()
-        thread.join(5)
+        thread.join(120)
 
 
 def test_what_is_no_answer_makes_a_failed_episode(odd_server):
@@ -322,8 +327,11 @@ def test_a_conversation_that_is_not_the_one_so_far_is_added_as_words(odd_server)
     assert odd_server.max_turns == 64
 
 
-def test_a_schema_without_end_is_no_answer():
-    """A byte now and then would keep every timer of the connection waiting."""
+def test_a_schema_without_end_is_no_answer(monkeypatch):
+    """A byte now and then would keep every timer of the connection waiting. A minute passes with each."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr("envs.adapters.openenv_world.time", clock)
     with socket.create_server(("127.0.0.1", 0)) as place:
 
         def drip():
@@ -331,7 +339,8 @@ def test_a_schema_without_end_is_no_answer():
             with connection:
                 connection.recv(65536)
                 connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n{")
-                for _ in range(100):
+                for _ in range(1000):
+                    clock.now += 60
                     try:
                         connection.sendall(b" ")
                     except OSError:
@@ -339,10 +348,8 @@ def test_a_schema_without_end_is_no_answer():
                     time.sleep(0.1)
 
         threading.Thread(target=drip, daemon=True).start()
-        began = time.monotonic()
         with pytest.raises(UserError, match="bytes and no end of the answer"):
-            text_env(f"openenv:ws://127.0.0.1:{place.getsockname()[1]}?seconds=0.5")
-        assert time.monotonic() - began < 4
+            text_env(f"openenv:ws://127.0.0.1:{place.getsockname()[1]}?seconds=120")
 
 
 @pytest.mark.slow
@@ -360,7 +367,7 @@ def test_the_verb_serves_and_what_dies_fails(tmp_path):
         world = there()
         world.reset(seed=1)
         process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(120)
         *_, truncated, info = world.step("Are you there?")
         assert truncated and url in info["failed"]
         assert "failed" in world.reset(seed=1)[1]
@@ -368,7 +375,7 @@ def test_the_verb_serves_and_what_dies_fails(tmp_path):
             there()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(120)
 
 
 def test_the_verb_says_what_it_cannot_serve():

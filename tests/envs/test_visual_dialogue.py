@@ -7,7 +7,6 @@ import random
 import re
 import socket
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -44,14 +43,14 @@ def url() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(timeout=10)
+        thread.join(timeout=120)
 
 
 def request(url: str, endpoint: str, body: bytes, **headers: str) -> tuple[int, Any]:
     """As any client of the protocol sends it."""
     call = urllib.request.Request(url + endpoint, data=body, headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(call, timeout=10) as response:
+        with urllib.request.urlopen(call, timeout=120) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -146,11 +145,11 @@ def test_what_is_wrong_with_a_request_is_said(url, endpoint, change, told):
 def test_what_is_no_form_is_refused(url):
     assert request(url, "/step", b"{}", **{"Content-Type": "application/json"})[0] == 415
     assert request(url, "/step", b"history=%FF%FE")[0] == 400
-    with socket.create_connection(tuple(url[7:].split(":")), timeout=10) as raw:
+    with socket.create_connection(tuple(url[7:].split(":")), timeout=120) as raw:
         raw.sendall(b"POST /step HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n")
         assert b"413" in raw.recv(100)
     with pytest.raises(urllib.error.HTTPError, match="405"):
-        urllib.request.urlopen(url + "/step", timeout=10)
+        urllib.request.urlopen(url + "/step", timeout=120)
 
 
 # ----------------------------------------------------------------------------------- answers and questions
@@ -448,15 +447,15 @@ def test_a_server_that_is_not_there_fails_the_episode(tmp_path):
 @pytest.mark.parametrize("drips", [False, True])
 def test_a_slow_server_is_not_waited_for(drips):
     """One that says nothing, and one that sends a byte now and then."""
+    over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as slow:
 
         def serve() -> None:
             taken, _ = slow.accept()
             with taken:
                 if drips:
-                    taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-                for _ in range(30):
-                    time.sleep(0.1)
+                    taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n\r\n")
+                while not over.wait(0.1):  # as long as anybody waits
                     try:
                         taken.sendall(b" " if drips else b"")
                     except OSError:
@@ -464,11 +463,10 @@ def test_a_slow_server_is_not_waited_for(drips):
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        began = time.monotonic()
         with pytest.raises(ServerFailed, match=r"within 0\.3 s"):
             HttpPost(f"http://127.0.0.1:{slow.getsockname()[1]}", seconds=0.3)("/step", {})
-        assert time.monotonic() - began < 2
-        thread.join(timeout=5)
+        over.set()
+        thread.join(timeout=120)
 
 
 @pytest.mark.parametrize(

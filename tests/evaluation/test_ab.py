@@ -251,7 +251,7 @@ def test_a_store_is_read_branch_by_branch(filled, tmp_path):
 
 def test_the_command_shows_the_votes(filled, tmp_path):
     command = [sys.executable, "-m", "pipelines.ab", "--store", filled, "--output_dir", str(tmp_path / "ab")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1])["models"]["bc"]["chats"] == 2 and "thumbs up" in run.stdout
     with pytest.raises(UserError, match="none.db"):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,10 +26,24 @@ from envs.small_talk import write_logs
 from pipelines import prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
+from tests.holding import Hold
+from tests.ports import free_port
+from tests.processes import title
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 ROOT = Path(__file__).parents[2]
 SLOW = "import time\n\ndef slow(dialog):\n    time.sleep(0.01)\n    return [1.0 for _ in dialog.replies]\n"
+# Nobody gets on with a conversation while the file is there.
+HELD_TALK = """
+import os, time
+from envs.small_talk import SmallTalk
+
+class Held(SmallTalk):
+    def step(self, reply):
+        while os.path.exists(os.environ["RL_DIALOG_TEST_HOLD"]):
+            time.sleep(0.02)
+        return super().step(reply)
+"""
 TINY = "--model.layers 1 --model.width 16"
 SWEEP = {
     "title": "tiny",
@@ -49,6 +62,7 @@ class Nodes:
     cluster: Any
     folder: Path
     port: int
+    hold: Hold
     running: list[Any] = field(default_factory=list)
 
     def have(self, count: int) -> None:
@@ -67,14 +81,16 @@ class Nodes:
 
     def kill_the_one_with(self, work: str, command: subprocess.Popen, *, after: float) -> float:
         """The node where a process with such a name works, so many seconds after it was seen; when."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not (busy := [node for node in self.running if self._works(node, work)]):
-            assert command.poll() is None and time.monotonic() < deadline, command.communicate()[0][-3000:]
+            assert command.poll() is None, command.communicate()[0][-3000:]
+            assert time.monotonic() < deadline, f"waited 400 s for a process {work}"
             time.sleep(0.2)
         time.sleep(after)
         assert command.poll() is None, f"over before a node went: {command.communicate()[0][-3000:]}"
         self.cluster.remove_node(busy[-1], allow_graceful=False)
         self.running.remove(busy[-1])
+        self.hold.end()
         return time.monotonic()
 
     @staticmethod
@@ -82,7 +98,7 @@ class Nodes:
         for started in (each.process.pid for group in node.all_processes.values() for each in group):
             try:
                 below = psutil.Process(started).children(recursive=True)
-                if any(re.search(f"^ray::.*({work})", " ".join(each.cmdline())) for each in below):
+                if any(re.search(f"^ray::.*({work})", title(each)) for each in below):
                     return True
             except psutil.Error:
                 continue
@@ -95,17 +111,22 @@ def nodes(tmp_path_factory) -> Iterator[Nodes]:
 
     folder = tmp_path_factory.mktemp("nodes")
     (folder / "slow_reward.py").write_text(SLOW)
+    (folder / "held_talk.py").write_text(HELD_TALK)
+    hold = Hold(folder)
     write_logs(folder / "many.jsonl", dialogs=1500, seed=1)
     write_logs(folder / "few.jsonl", dialogs=150, seed=2)
     # What Ray's processes write while they end may come after the folder was emptied.
     short_path = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
     with pytest.MonkeyPatch.context() as patch, short_path as short:
         patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(folder))))
+        for name, value in hold.environment.items():
+            patch.setenv(name, value)
+        path = os.pathsep.join((hold.environment["PYTHONPATH"], str(ROOT), str(folder)))
+        patch.setenv("PYTHONPATH", path)
         patch.setenv("OMP_NUM_THREADS", "1")
         head = {"num_cpus": 0, "object_store_memory": 100 << 20, "temp_dir": short}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        made = Nodes(cluster, folder, _free_port())
+        made = Nodes(cluster, folder, free_port(), hold)
         made.have(2)
         try:
             with connect(cluster.address):
@@ -123,7 +144,7 @@ def _write_policy(folder: Path) -> None:
     train.main(load_config(train.TrainConfig, policy, choices=train.CHOICES))
 
 
-def ended(command: subprocess.Popen, timeout: float = 240) -> tuple[dict[str, Any], str]:
+def ended(command: subprocess.Popen, timeout: float = 900) -> tuple[dict[str, Any], str]:
     """Its last line, and all of it."""
     output, _ = command.communicate(timeout=timeout)
     assert command.returncode == 0, output[-5000:]
@@ -136,7 +157,8 @@ def flags_of(verb: str, folder: Path, out: Path) -> list[str]:
         "candidates": f"--data {folder}/data --checkpoint {folder}/policy --shard_contexts 8 --contexts 120",
         "train": f"--data {folder}/data {TINY} --max_steps 150 --save_steps 10 --num_workers 2 "
         "--cpus_per_worker 1",
-        "evaluate": f"--checkpoints {folder}/policy --env small_talk --episodes 1500 --num_workers 2",
+        "evaluate": f"--checkpoints {folder}/policy --env held_talk:Held --episodes 1500 "
+        "--num_workers 2",
         "tune": f"--sweep {folder}/sweep.yaml",
         "simulate": "--policy ppo --num_workers 2 --epochs 40 --eval_every 20 --batch_size 400 --num_envs 8 "
         "--eval_episodes 20 --episodes 60 --rule_episodes 60 --mle.epochs 1",
@@ -152,6 +174,13 @@ WHOLE: dict[str, tuple[str, float, Callable[[dict[str, Any]], bool]]] = {
     "tune": ("ImplicitFunc", 4, lambda result: result["trials"]["ended"] == 3),
     # while they are made, all env runners are waited for
     "simulate": ("VectorEnvRunner.apply", 4, lambda result: result["episodes"] == 60),
+}
+# Files that come to be at most so often before the node goes, however late the kill comes.
+HELD = {
+    "prepare": ("out.tmp-*/*/figures/*.parquet", 0),
+    "candidates": ("out/candidates/texts/*.parquet", 3),
+    "tune": ("out/trials/*/result.json", 0),
+    "evaluate": ("nothing", 0),  # its world waits
 }
 
 
@@ -175,6 +204,9 @@ def test_the_living_take_over(nodes: Nodes, tmp_path: Path, verb: str, spare: in
     work, after, is_whole = WHOLE[verb]
     (nodes.folder / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
     nodes.have(2 + spare)
+    if verb in HELD:
+        pattern, most = HELD[verb]
+        nodes.hold.begin(f"{tmp_path}/{pattern}", most)
     command = nodes.start(verb, *flags_of(verb, nodes.folder, tmp_path / "out"))
     went = nodes.kill_the_one_with(work, command, after=after)
     result, _ = ended(command)
@@ -187,6 +219,8 @@ def test_evaluations_are_those_of_nobody_who_went(nodes: Nodes, tmp_path: Path) 
     nodes.have(2)
     results = []
     for name, goes in (("whole", False), ("lost", True)):
+        if goes:
+            nodes.hold.begin("nothing", 0)  # the world waits
         command = nodes.start("evaluate", *flags_of("evaluate", nodes.folder, tmp_path / name))
         if goes:
             nodes.kill_the_one_with("Worker.play", command, after=2)
@@ -196,6 +230,7 @@ def test_evaluations_are_those_of_nobody_who_went(nodes: Nodes, tmp_path: Path) 
 
 def test_train_says_what_it_waits_for_and_goes_on_when_a_node_comes(nodes: Nodes, tmp_path: Path) -> None:
     nodes.have(2)
+    nodes.hold.begin(f"{tmp_path}/out/checkpoint-*", 3)  # of 15
     command = nodes.start("train", *flags_of("train", nodes.folder, tmp_path / "out"))
     nodes.kill_the_one_with("RayTrainWorker", command, after=6)
     while "waiting for 20 s: no place for a group of 2 processes (1 CPU each)" not in (
@@ -213,7 +248,7 @@ def test_the_env_runners_all_killed(nodes: Nodes, tmp_path: Path) -> None:
     nodes.have(2)
     command = nodes.start("simulate", *flags_of("simulate", nodes.folder, tmp_path / "out"))
     for _ in range(3):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 400
         while not (runners := _processes("VectorEnvRunner.apply")):
             assert command.poll() is None and time.monotonic() < deadline, command.communicate()[0][-3000:]
             time.sleep(0.1)
@@ -225,13 +260,8 @@ def test_the_env_runners_all_killed(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def _processes(work: str) -> list[psutil.Process]:
-    found = []
-    for each in psutil.Process().children(recursive=True):
-        try:
-            found += [each] if re.search(f"^ray::.*{work}", " ".join(each.cmdline())) else []
-        except psutil.Error:
-            continue
-    return found
+    everyone = psutil.Process().children(recursive=True)
+    return [each for each in everyone if re.search(f"^ray::.*{work}", title(each))]
 
 
 @pytest.mark.parametrize("spare", [0, pytest.param(1, marks=pytest.mark.long)], ids=["nothing", "a CPU"])
@@ -248,25 +278,22 @@ def test_a_server_answers_with_the_replica_that_is_left(nodes: Nodes, tmp_path: 
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         assert _asked(url) == 200
         went = nodes.kill_the_one_with("ServeReplica", command, after=2)
-        found = [(round(time.monotonic() - went, 1), _asked(url)) for _ in range(60)]
+        found = []
+        while len(found) < 60 or {status for _, status in found[-30:]} != {200}:
+            found.append((round(time.monotonic() - went, 1), _asked(url)))
+            assert found[-1][0] < 400, f"400 s after the node went: {found[-30:]}"
         failed = [each for each in found if each[1] != 200]
         print(f"serve, {spare} to spare: {len(failed)} of {len(found)} requests failed: {failed}")
         # what the lost replica was answering is lost; nobody waits for it, and the other one answers
-        assert len(failed) <= 3 and {status for _, status in found[-30:]} == {200}
+        assert len(failed) <= 3
     finally:
         command.send_signal(signal.SIGTERM)
-        command.communicate(timeout=120)
+        command.communicate(timeout=400)
 
 
 def _asked(url: str) -> int:
     body = {"model": "bot", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
     try:
-        return httpx.post(url, json=body, timeout=30).status_code
+        return httpx.post(url, json=body, timeout=120).status_code
     except httpx.HTTPError:
         return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]

@@ -7,6 +7,7 @@ RL_DIALOG_KILLS=50 kills more often than CI has time for.
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -105,14 +106,13 @@ class Run:
 
     def pid(self, role: str) -> int:
         status = self.status()
-        alive = status.get("time", 0) > max(self.started, time.time() - 3) and not status.get(
-            "over"
-        )  # of this driver, and not the one before
+        # Of this driver, and not the one before; on a busy machine it may be told seldom.
+        alive = status.get("time", 0) > max(self.started, time.time() - 20) and not status.get("over")
         return status["roles"][role]["pid"] if alive else 0
 
     def page_answers(self) -> bool:
         try:
-            with urllib.request.urlopen(self.status()["pages"]["page"], timeout=5) as answer:
+            with urllib.request.urlopen(self.status()["pages"]["page"], timeout=30) as answer:
                 return b"<html" in answer.read()
         except (KeyError, OSError):
             return False
@@ -137,6 +137,15 @@ class Run:
                 return False
         return True
 
+    def wait_until(self, condition, what: str, seconds: float = 400.0):
+        """What the condition finds, once that is something."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert self.driver.poll() is None, f"it ended before {what}: {self.driver.communicate()}"
+            assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}: {self.status()}"
+            time.sleep(0.1)
+        return found
+
     def stop(self) -> None:
         for process in (self.driver, *self.labellers.values()):
             process.kill()
@@ -157,7 +166,7 @@ def test_no_acknowledged_label_is_lost(store_url, tmp_path):
     try:
         victims = ["driver", *ROLES, *run.labellers] * KILLS
         killed: Counter[str] = Counter()
-        deadline = time.monotonic() + 240 + 25 * KILLS
+        deadline = time.monotonic() + 1200 + 60 * KILLS
         labels = 0
         while killed.total() < KILLS or labels < LABELS:
             assert time.monotonic() < deadline, f"{labels} labels, {dict(killed)} killed, {run.status()}"
@@ -201,7 +210,7 @@ def test_an_oracle_that_is_killed_answers_every_query_once(tmp_path):
         people=(),
     )
     try:
-        deadline, killed = time.monotonic() + 360, 0
+        deadline, killed = time.monotonic() + 1200, 0
         while (labels := run.status().get("labels", 0)) < LABELS or killed < 3:
             assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
             if killed < 3 and labels >= killed * LABELS // 4 and labels and run.kill("oracle"):
@@ -231,28 +240,25 @@ def test_a_role_that_is_slow_gets_more_time_than_before():
 
 @pytest.mark.slow
 def test_a_role_that_hangs_is_made_again_and_one_that_cannot_live_ends_the_run(tmp_path):
-    """SIGSTOP: the process is there and says nothing. Reported within ten seconds (and the time in which
-    nobody asked), and replaced. Then the teacher finds a broken clip again and again: the run says so and
+    """SIGSTOP: the process is there and says nothing. Reported after ten seconds (of those in which somebody
+    asked), and replaced. Then the teacher finds a broken clip again and again: the run says so and
     ends with an error, not in silence."""
     run = Run(tmp_path / "run", f"sqlite:///{tmp_path}/labels.db", steps=10**6, labels=200, pause=0.0)
     try:
-        deadline = time.monotonic() + 120
-        while not (run.status().get("reward_version") and run.pid("learner")):
-            assert time.monotonic() < deadline and run.driver.poll() is None, run.status()
-            time.sleep(0.2)
-        frozen, began = run.pid("learner"), time.monotonic()
+        run.wait_until(lambda: run.status().get("reward_version") and run.pid("learner"), "a first reward")
+        frozen = run.pid("learner")
         os.kill(frozen, signal.SIGSTOP)
-        while not run.status()["events"]:
-            assert time.monotonic() - began < 15, run.status()
-            time.sleep(0.1)
-        assert (
-            "did not answer" in run.status()["events"][0]["what"]
-            and run.status()["events"][0]["role"] == "learner"
-        )
+        # Of this process: on a busy machine others may be slow to answer.
+        of_it = lambda: [each for each in run.status().get("events", ()) if each["pid"] == frozen]  # noqa: E731
+        (event,) = run.wait_until(of_it, "a report on the learner")
+        assert event["role"] == "learner"
+        # 10, if it was never slow before
+        assert re.fullmatch(r"it did not answer for (10|20|40) s", event["what"]), event
         before = run.status()["steps"]
-        while run.status()["steps"] <= before or run.pid("learner") in (0, frozen):
-            assert time.monotonic() - began < 90, run.status()
-            time.sleep(0.2)
+        run.wait_until(
+            lambda: run.status().get("steps", 0) > before and run.pid("learner") not in (0, frozen),
+            "steps of the new learner",
+        )
         for path in (tmp_path / "run" / "clips").rglob("*.npz"):
             path.write_bytes(b"broken")
         run.kill("teacher")  # unless a broken clip ended it already
@@ -260,7 +266,7 @@ def test_a_role_that_hangs_is_made_again_and_one_that_cannot_live_ends_the_run(t
         for name in run.labellers:
             log.undo(name)  # there is something to learn: the new teacher reads all clips
         log.close()
-        _, said = run.driver.communicate(timeout=120)
+        _, said = run.driver.communicate(timeout=600)
         assert run.driver.returncode == 2 and "expected a segment" in " ".join(said.split())
     finally:
         run.stop()

@@ -70,9 +70,9 @@ def test_roles_that_load_for_longer_than_they_have_to_answer_come_up(busy, tmp_p
     """On a busy machine, with imports that take longer than the limit of a process that says nothing: every
     role is started once."""
     (tmp_path / "late").mkdir()
-    (tmp_path / "late" / "sitecustomize.py").write_text(LATE.format(seconds=50))
+    (tmp_path / "late" / "sitecustomize.py").write_text(LATE.format(seconds=70))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "late"))
-    monkeypatch.setattr(preferences, "STARTING", 40.0)
+    monkeypatch.setattr(preferences, "STARTING", 60.0)
     monkeypatch.setattr(preferences, "SAID", 20.0)
     out = tmp_path / "run"
     result = main(replace(SMALL, output_dir=str(out)))
@@ -115,9 +115,9 @@ def test_a_driver_that_is_stopped_for_a_while_takes_nobody_for_dead(tmp_path):
             return {}
 
     def wait_for_steps(least: int) -> None:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 600
         while status().get("steps", 0) < least:
-            assert time.monotonic() < deadline and driver.poll() is None, status()
+            assert time.monotonic() < deadline and driver.poll() is None, f"{least} steps: {status()}"
             time.sleep(0.2)
 
     try:

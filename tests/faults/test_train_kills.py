@@ -19,6 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 from envs.small_talk import write_logs
+from tests.holding import Hold
+from tests.processes import title
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -29,8 +31,9 @@ TRAIN = shlex.split(
 )
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start(*arguments: str, hold: Hold | None = None) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment |= hold.environment if hold else {}
     environment.pop("RAY_ADDRESS", None)
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
@@ -42,20 +45,25 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def finish(process: subprocess.Popen, timeout: float = 240) -> str:
+def finish(process: subprocess.Popen, timeout: float = 900) -> str:
     output, _ = process.communicate(timeout=timeout)
     assert process.returncode == 0, output[-4000:]
     return output
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], process: subprocess.Popen, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, (
             f"the run ended before it could be killed: {process.stdout.read()[-3000:]}"
         )
-        assert time.monotonic() < deadline, "waited in vain for the run to reach the point of the kill"
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for the run to reach the point of the kill"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Hold:
+    return Hold(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -101,33 +109,39 @@ def assert_equal(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]
 
 
 def test_a_killed_worker_is_replaced_and_nothing_changes(
-    data: Path, untouched: dict[str, torch.Tensor]
+    data: Path, untouched: dict[str, torch.Tensor], hold: Hold
 ) -> None:
     out = data.parent / "worker"
-    process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN)
+    hold.begin(f"{out}/checkpoint-*", 3)  # of 12
+    process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, hold=hold)
     wait_for((out / "checkpoint-15").exists, process)
     workers = [
         p
         for p in psutil.Process(process.pid).children(recursive=True)
-        if "RayTrainWorker" in " ".join(p.cmdline())
+        if "RayTrainWorker" in title(p)
     ]
-    assert len(workers) == 2, [p.cmdline() for p in workers]
+    assert len(workers) == 2, [title(p) for p in workers]
     os.kill(workers[-1].pid, signal.SIGKILL)
+    hold.end()
     finish(process)
     assert_equal(state(out), untouched)
     steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps) and set(range(5, 65, 5)) <= set(steps)
 
 
-def test_a_killed_driver_is_started_again_with_resume(data: Path, untouched: dict[str, torch.Tensor]) -> None:
+def test_a_killed_driver_is_started_again_with_resume(
+    data: Path, untouched: dict[str, torch.Tensor], hold: Hold
+) -> None:
     out = data.parent / "driver"
-    for point in ("checkpoint-10", "checkpoint-35"):  # twice
-        process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume")
+    for most, point in ((2, "checkpoint-10"), (7, "checkpoint-35")):  # twice
+        hold.begin(f"{out}/checkpoint-*", most)
+        where = ["--output_dir", str(out)]
+        process = start("pipelines.train", "--data", str(data), *where, *TRAIN, "--resume", hold=hold)
         wait_for((out / point).exists, process)
         everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for member in everyone:
             with_nobody_left(member)
-        process.wait(timeout=30)
+        process.wait(timeout=120)
     finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume"))
     assert_equal(state(out), untouched)
 

@@ -69,7 +69,7 @@ class Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2400)
 def test_under_the_penalty_it_asks_fewer_polar_questions(tmp_path: Path) -> None:
     """By .05 of the share, which was chosen after .09 of it, and 1.5 of the return, were measured on this
     seed: it guards what was found."""

@@ -191,7 +191,7 @@ def serves(policy, tokenizer):
 def text_of(pieces):
     text, piece = "", None
     while piece is None or not piece.finish:
-        piece = pieces.get(timeout=30)
+        piece = pieces.get(timeout=240)
         if isinstance(piece, Exception):
             raise piece
         text += piece.text

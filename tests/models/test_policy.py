@@ -210,11 +210,11 @@ def test_streamers_print_what_generate_returns(policy, tokenizer, capsys):
     whole = tokenizer.decode(greedy(policy, PROMPT)[0, PROMPT.shape[1] :])
     greedy(policy, PROMPT, streamer=TextStreamer(tokenizer, skip_prompt=True))
     assert capsys.readouterr().out.rstrip("\n") == whole.rstrip("\n")
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=30)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=240)
     thread = threading.Thread(target=greedy, args=(policy, PROMPT), kwargs={"streamer": streamer})
     thread.start()
     parts = list(streamer)
-    thread.join(30)
+    thread.join(240)
     assert "".join(parts) == whole
     assert len(parts) > 2
 

@@ -42,6 +42,7 @@ from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards.similarity import token_f1
 from rl_dialog.training.loop import Trainer, TrainerConfig
+from tests.holding import Hold
 
 ROOT = Path(__file__).parents[2]
 
@@ -504,13 +505,15 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
         str(tmp_path / "killed"),
     ]
     command = [sys.executable, "-m", "pipelines.candidates", *where, *sizes]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    texts = tmp_path / "killed" / "candidates" / "texts"
+    hold = Hold(tmp_path)
+    hold.begin(f"{texts}/*.parquet", 3)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | hold.environment
     environment.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    texts = tmp_path / "killed" / "candidates" / "texts"
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 600
     while len(list(texts.glob("*.parquet"))) < 3:
         assert process.poll() is None and time.monotonic() < deadline, (
             process.stdout.read() if process.poll() is not None else "waited in vain"
@@ -520,7 +523,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     for pid in everyone:  # the driver first
         if psutil.pid_exists(pid):
             os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     kept = len(list(texts.glob("*.parquet")))
     assert kept < 36 and not (tmp_path / "killed" / "manifest.json").exists(), (
         "the run ended before it was killed"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import psutil
 import pytest
 import ray
@@ -11,6 +14,7 @@ from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
+from tests.processes import title
 
 
 def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
@@ -71,4 +75,7 @@ def test_the_circle_closes(tmp_path, capsys):
         and set(found["differences"]["mc - bc"]) == {"vote", "return"}
     )
     assert sum(model["chats"] for model in found["models"].values()) == len(dialogs)
-    assert not [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()]
+    deadline, rays = time.monotonic() + 120, r"^ray::|/(raylet|gcs_server)( |$)"  # which end soon
+    while left := [each for each in map(title, psutil.Process().children(True)) if re.search(rays, each)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)

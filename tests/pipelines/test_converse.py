@@ -24,7 +24,7 @@ def test_the_rule_system_in_words(tmp_path):
     the same goals."""
     command = [sys.executable, "-m", "pipelines.converse", "--output_dir", str(tmp_path), "--episodes", "100"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=400, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     headline = json.loads(done.stdout.splitlines()[-1])

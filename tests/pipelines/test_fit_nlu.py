@@ -87,7 +87,7 @@ def test_the_generated_town_end_to_end(tmp_path):
         "8",
     ]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, timeout=1500, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])

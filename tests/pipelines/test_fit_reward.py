@@ -290,7 +290,7 @@ def test_people_who_rated_coffee_orders(tmp_path):
         "--quiet",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "pipelines.fit_reward", *flags], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "pipelines.fit_reward", *flags], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -92,7 +92,7 @@ class Terminal:
 
     def until(self, text):
         """What is written until `text` comes."""
-        seen, deadline = "", time.monotonic() + 60
+        seen, deadline = "", time.monotonic() + 240
         while text not in seen:
             assert select.select([self.ours], [], [], max(0.0, deadline - time.monotonic()))[0], (
                 f"{text!r} did not come, but {seen[-2000:]!r}"
@@ -113,7 +113,7 @@ class Terminal:
     def end(self):
         """The line of JSON at the end."""
         seen = self.until("}\r\n")
-        assert self.process.wait(30) == 0
+        assert self.process.wait(240) == 0
         return json.loads(seen[seen.rindex("{") :])
 
     def close(self):
@@ -136,10 +136,10 @@ def terminal(folder):
             each.process.wait()
 
 
-def eventually(condition, seconds=30):
+def eventually(condition, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, f"it did not come true within {seconds} s"
         time.sleep(0.02)
 
 
@@ -224,7 +224,7 @@ def test_remarks_in_lines_through_a_pipe(folder):
     folder.ask(4)
     lines = "1\nL\nf the end is cut\n2\nr\nf\ne\n12\n3\nq\n"
     done = subprocess.run(
-        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60
+        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert "Look twice" in done.stdout and "[bright]" in done.stdout
@@ -240,7 +240,7 @@ def test_nothing_is_asked_that_the_plan_does_not_ask(folder):
     folder.ask(2)
     lines = "L\n1\nr\nq\n"
     done = subprocess.run(
-        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60
+        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=240
     )
     assert "'1' means nothing here" in done.stdout and "much" not in done.stdout
     assert remarks(folder) == [("left", None, (), None), ("right", None, (), None)]
@@ -263,7 +263,7 @@ def test_sessions_have_breaks_and_the_goal_an_end(folder, terminal):
     me.until("1 of 3 answers, break in 1")
     me.press("r")
     me.until("Time for a break: 2 answers in 1 minute, 2 of 3.")
-    assert folder.log.counts()["leased"] == 0
+    eventually(lambda: folder.log.counts()["leased"] == 0)
     me.press("x")
     me.until("2 of 3 answers, break in 2")
     me.press("g")
@@ -273,7 +273,7 @@ def test_sessions_have_breaks_and_the_goal_an_end(folder, terminal):
     me.until("Right")
     me.press("e")
     me.until("You have given all your answers")
-    assert folder.log.counts()["leased"] == 0 and folder.free()
+    eventually(lambda: folder.log.counts()["leased"] == 0 and folder.free())
     me.press("u")
     me.until("Taken back.")
     me.press("lq")
@@ -284,13 +284,13 @@ def test_sessions_have_breaks_and_the_goal_an_end(folder, terminal):
 @pytest.mark.slow
 def test_the_lease_goes_on_while_somebody_thinks_and_ends_with_the_break(folder, terminal):
     folder.ask(1)
-    me = terminal("--lease", "2")
+    me = terminal("--lease", "8")
     me.until("Left")
-    me.watch(3)
+    me.watch(9)
     assert folder.log.lease("bob") is None
     me.press("p")
     me.until("A break")
-    assert folder.log.lease("bob", 0.1) is not None
+    eventually(lambda: folder.log.lease("bob", 0.1) is not None)
     me.watch(0.2)
     me.press("x")
     me.until("Which is brighter?")
@@ -304,11 +304,10 @@ def test_a_terminal_that_goes_away_gives_the_pair_back(folder, terminal):
     folder.ask(1)
     me = terminal("--idle", "1")
     me.until("No key for 1 s")
-    assert folder.free()
-    me.press("x")
-    eventually(lambda: not folder.free())
+    eventually(folder.free)
+    eventually(lambda: not folder.free() or me.press("x"))  # who comes back may be away again before we look
     me.close()
-    me.process.wait(30)
+    me.process.wait(240)
     assert folder.free()
 
 
@@ -321,7 +320,7 @@ def test_lines_through_a_pipe(folder):
     )
     lines = "l\nL\nR\nE\n\nwhat\ns\nu\nQ\n"
     done = subprocess.run(
-        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=60
+        command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
@@ -346,7 +345,7 @@ def test_lines_through_a_pipe(folder):
     # The end of the input is an end like any other.
     assert (
         subprocess.run(
-            command(folder, "--labeller", "bob"), input="", capture_output=True, text=True, timeout=60
+            command(folder, "--labeller", "bob"), input="", capture_output=True, text=True, timeout=240
         ).returncode
         == 0
     )
@@ -366,7 +365,7 @@ def test_who_reads_the_output_goes_away(folder):
     process.stdout.close()
     process.stdin.write(b"l\n")
     process.stdin.flush()
-    process.wait(30)
+    process.wait(240)
     assert b"Traceback" not in process.stderr.read()
     assert folder.log.counts()["leased"] == 0 and folder.log.counts()["labels"] == 1, (
         "the answer counts, the next pair goes back"
@@ -448,9 +447,9 @@ def test_tokens_and_the_page(folder):
         assert client.post("/v1/answers", json={"query": query["id"], "choice": "left"}).status_code == 200
         process.send_signal(signal.SIGTERM)
         told = json.loads(process.stdout.read())
-        assert process.wait(30) == 0 and told["labels"] == 1 and made["token"] not in process.stderr.read()
+        assert process.wait(240) == 0 and told["labels"] == 1 and made["token"] not in process.stderr.read()
     line = subprocess.run(
-        command(folder, "--token", made["token"]), input="r\nq\n", capture_output=True, text=True, timeout=60
+        command(folder, "--token", made["token"]), input="r\nq\n", capture_output=True, text=True, timeout=240
     ).stdout.splitlines()[-1]
     assert json.loads(line) == {"labeller": "ann", "answers": 1, "undone": 0, "labels": 2}
     assert (

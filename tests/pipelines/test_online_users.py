@@ -23,7 +23,7 @@ from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
 from rl_dialog.methods import RLOO
 from tests.envs.chat_server import Raw, chat_server
-from tests.training.test_loop import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PEOPLE = [
@@ -176,7 +176,7 @@ def served(checkpoint: str, store: Path) -> Iterator[str]:
             yield json.loads(server.stdout.readline())["api"]
         finally:
             server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=120)
+            server.communicate(timeout=400)
 
 
 @pytest.mark.slow

@@ -756,7 +756,7 @@ def test_ctrl_c_saves_what_is_learned_and_says_how_to_go_on(tmp_path):
         if line.startswith("step ") and not line.startswith("step 0:"):
             break
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=900)
     assert process.returncode == 130 and "Traceback" not in errors
     assert "saving what is learned" in errors and "steps are saved. The same command with --resume" in errors
     steps = int((tmp_path / "run" / "latest").read_text().rpartition("-")[2])

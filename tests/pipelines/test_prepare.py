@@ -510,7 +510,7 @@ def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
         "out",
         *flags,
     ]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
     if dialogs == 3:
         assert done.returncode == 0, done.stderr
         read = [dialog for split in SPLITS for dialog in read_dialogs(tmp_path / "out", split)]

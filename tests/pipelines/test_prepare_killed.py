@@ -9,11 +9,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs
+from tests.holding import Hold
+from tests.processes import of_a_job
 
 ROOT = Path(__file__).parents[2]
 DIALOGS = 2500  # of 8 kB each, so that a chunk of 4 MiB holds some 500
@@ -40,20 +43,24 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
         tmp_path / "logs.jsonl",
     )
 
-    with _prepare(tmp_path, "out", "first") as run:
-        deadline = time.monotonic() + 120
+    hold = Hold(tmp_path)
+    hold.begin(f"{tmp_path}/out.tmp-*/*/figures/*.parquet", 2)
+    with _prepare(tmp_path, "out", "first", **hold.environment) as run:
+        deadline = time.monotonic() + 400
         while len(list(tmp_path.glob("out.tmp-*/*/figures/*.parquet"))) < 2:
-            assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline, "waited 400 s for two chunks"
             time.sleep(0.02)
+        workers = of_a_job(run.pid)
         run.send_signal(signal.SIGKILL)
     assert not (tmp_path / "out").exists()
-    time.sleep(2)  # its workers notice and end
+    psutil.wait_procs(workers, timeout=240)  # they notice and end
     tables = [pq.read_table(path) for path in tmp_path.glob("out.tmp-*/*/figures/*.parquet")]
     kept = sum(len(table["id"][0]) for table in tables)
     assert len(tables) >= 2 and 0 < kept < DIALOGS
 
     with _prepare(tmp_path, "out", "second") as run:
-        assert run.wait(120) == 0, run.communicate()
+        assert run.wait(600) == 0, run.communicate()
     again = Counter((tmp_path / "second").read_text().split())
     assert len(again) == DIALOGS - kept and set(again.values()) == {
         1
@@ -62,7 +69,7 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint(("work", "recipe.json"))
 
     with _prepare(tmp_path, "whole", "third") as run:
-        assert run.wait(120) == 0, run.communicate()
+        assert run.wait(600) == 0, run.communicate()
     assert len((tmp_path / "third").read_text().split()) == DIALOGS
     for split in SPLITS:
         assert list(read_dialogs(tmp_path / "out", split)) == list(read_dialogs(tmp_path / "whole", split))
@@ -71,7 +78,7 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
         assert ours[key] == theirs[key], json.dumps([ours[key], theirs[key]])
 
 
-def _prepare(folder, out, counted):
+def _prepare(folder, out, counted, **held):
     flags = [
         "--logs",
         "logs.jsonl",
@@ -89,6 +96,8 @@ def _prepare(folder, out, counted):
         "COUNTED": str(folder / counted),
         "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
     }
+    if held:
+        environment |= held | {"PYTHONPATH": os.pathsep.join((held["PYTHONPATH"], environment["PYTHONPATH"]))}
     environment.pop("RAY_ADDRESS", None)
     command = [sys.executable, "-m", "pipelines.prepare", *flags]
     return subprocess.Popen(

@@ -28,7 +28,7 @@ DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../sha
 def simulate(*arguments, hash_seed="0"):
     command = [sys.executable, "-m", "pipelines.simulate", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": hash_seed}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
 
 @pytest.mark.slow

@@ -192,12 +192,12 @@ def test_in_a_terminal(tmp_path):
         os.write(ours, b"\x04")
         seen = _until(ours, "}")
         assert json.loads(seen[seen.index("{") :])["dialogs_saved"] == 1
-        process.wait(30)
+        process.wait(240)
     os.close(ours)
 
 
 def _until(terminal, text):
-    seen, deadline = "", time.monotonic() + 60
+    seen, deadline = "", time.monotonic() + 240
     while text not in seen:
         assert select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], seen
         seen += os.read(terminal, 4096).decode()

@@ -33,6 +33,8 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.experiment import Run
 from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points
 from rl_dialog.models.policy import Policy
+from tests.holding import Hold
+from tests.processes import of_a_job, title
 
 ROOT = Path(__file__).parents[2]
 START = (
@@ -314,17 +316,20 @@ def test_a_killed_sweep_goes_on_and_no_trial_that_ended_runs_again(whole: Path, 
         "--quiet",
     ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    hold = Hold(tmp_path)
+    hold.begin(f"{out}/trials/*/result.json", 4)
+    environment |= hold.environment
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 900
         while len(list(out.glob("trials/*/result.json"))) < 4:
-            assert run.poll() is None and time.monotonic() < deadline, run.communicate()
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline, "waited 900 s for four trials"
             time.sleep(0.05)
-        started = psutil.Process(run.pid).children(recursive=True)
-        workers = [each for each in started if not each.name().endswith("Agent")]  # Ray's linger for a minute
+        workers = of_a_job(run.pid)
         run.send_signal(signal.SIGKILL)
-    psutil.wait_procs(workers, timeout=120)  # they notice and end
+    psutil.wait_procs(workers, timeout=240)  # they notice and end
     done = {path: path.stat().st_mtime_ns for path in out.glob("trials/*/result.json")}
     assert 4 <= len(done) < 8
     main(TuneConfig(sweep=command[4], output_dir=str(out), quiet=True, resume=True))
@@ -350,8 +355,7 @@ def test_kl_weights_of_online_are_swept_and_a_killed_sweep_goes_on(running, tmp_
         while not list(out.glob("trials/*/checkpoint-2")):
             assert run.poll() is None and time.monotonic() < deadline, run.communicate()
             time.sleep(0.02)
-        started = psutil.Process(run.pid).children(recursive=True)
-        workers = [each for each in started if not each.name().endswith("Agent")]
+        workers = of_a_job(run.pid)
         run.send_signal(signal.SIGKILL)
     psutil.wait_procs(workers, timeout=120)
     assert len(list(out.glob("trials/*/result.json"))) < 4
@@ -588,7 +592,7 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as run:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 900
         for _ in range(2):
             reached = len(reports.read_text().splitlines()) if killed else 0
             while not reports.is_file() or len(reports.read_text().splitlines()) < reached + 2:
@@ -598,11 +602,11 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
             [trial] = [
                 p
                 for p in processes
-                if p.pid not in killed and " ".join(p.cmdline()).startswith("ray::ImplicitFunc")
+                if p.pid not in killed and title(p).startswith("ray::ImplicitFunc")
             ]
             trial.kill()
             killed.append(trial.pid)
-        said, _ = run.communicate(timeout=240)
+        said, _ = run.communicate(timeout=600)
     assert run.returncode == 0 and "psi,c=0.5-seed0: failed after" in said and "its process died" in said
     assert "psi,c=0.5-seed0 failed: its process died" in (out / "report.md").read_text().replace("\\", "")
     steps = [json.loads(line)["step"] for line in reports.read_text().splitlines()]

@@ -80,7 +80,7 @@ def page(labelled_run):
         if who and not token:
             token = tokens[who] = tokens.get(who) or labelled_run.log.add_labeller(who)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        clients.append(httpx.Client(base_url=servers[key].url, headers=headers, timeout=20))
+        clients.append(httpx.Client(base_url=servers[key].url, headers=headers, timeout=120))
         return clients[-1]
 
     yield start

@@ -24,9 +24,13 @@ def answer_forever(url, labeller, lease, acknowledged):
             acknowledged.send((label.query, label.number))
 
 
-def answer_all(url, labeller, lease, acknowledged):
-    """Until there is nothing open, leased to others or not."""
-    log = LabelLog(url)
+def answer_all(url, labeller, lease, acknowledged, *, ahead=0.0, together=None):
+    """Until there is nothing open, leased to others or not. By a clock that is so many seconds ahead; with a
+    barrier `together` each answers once before anybody goes on, or a late one would find nothing left."""
+    log = LabelLog(url, clock=lambda: time.time() + ahead)
+    if together is not None:
+        acknowledged.send((log.answer(log.lease(labeller, lease).id, labeller, "left").query, labeller))
+        together.wait(240)
     while log.counts()["waiting"] + log.counts()["leased"]:
         query = log.lease(labeller, lease)
         if query is None:

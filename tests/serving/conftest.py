@@ -1,12 +1,10 @@
 """A served model: tiny checkpoints on disk, the real application, and a real server on a free port."""
 
-import socket
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 
-import httpx
 import pytest
 import uvicorn
 
@@ -14,6 +12,7 @@ from rl_dialog.data.store import Store
 from rl_dialog.serving.api import create_app
 from rl_dialog.serving.served import Models
 from rl_dialog.serving.settings import ServeSettings
+from rl_dialog.web_server import listening
 
 
 @contextmanager
@@ -21,28 +20,29 @@ def serving(settings, **options):
     """(base URL, Models, Store) of a server that runs in this process until the block ends."""
     models, store = Models(settings), Store(settings.store)
     app = create_app(models, store, **options)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=2)
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
+    place = listening("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
     thread.start()
-    url = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(200):
-            try:
-                httpx.get(f"{url}/health")
-                break
-            except httpx.HTTPError:
-                time.sleep(0.02)
-        yield url, models, store
+        until(lambda: server.started or not thread.is_alive(), "the server to start")
+        assert server.started, "the server ended before it began"
+        yield f"http://127.0.0.1:{place.getsockname()[1]}", models, store
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(120)
         store.close()
+        place.close()
         assert not thread.is_alive()
+
+
+def until(condition, what, seconds=120.0):
+    """Waits for what comes in milliseconds on an idle machine."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.01)
+    return found
 
 
 def small(checkpoints, folder):

@@ -12,6 +12,8 @@ import pytest
 
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.evaluation.generation import Decoding, generate_replies
+from rl_dialog.serving.limits import RateLimit
+from tests.serving.conftest import until
 
 TALK = [{"role": "user", "content": "hello there"}]
 
@@ -21,7 +23,8 @@ def client_of():
     clients = []
 
     def make(url, key="none", **options):
-        clients.append(openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30, **options))
+        options |= {"max_retries": 0, "timeout": 120}
+        clients.append(openai.OpenAI(base_url=f"{url}/v1", api_key=key, **options))
         return clients[-1]
 
     yield make
@@ -74,7 +77,7 @@ def test_the_openai_client_gets_what_the_policy_says(serve, client_of, concurren
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
         assert not failed
         for n, (text, finish, usage) in found.items():
             reply = alone(models, "ilql", TALK, n, temperature=0.8)
@@ -267,7 +270,7 @@ def test_a_chat_is_known_by_its_id_or_a_completion_and_never_by_its_text(serve, 
 def test_the_pages_routes(serve):
     with (
         serve(split={"bc": 0.0, "ilql": 1.0}) as (url, _, store),
-        httpx.Client(base_url=url, timeout=30) as http,
+        httpx.Client(base_url=url, timeout=120) as http,
     ):
         told = http.get("/page.json").json()
         assert (told["bots"], told["needs_key"]) == (1, False)
@@ -448,7 +451,9 @@ def test_nobody_without_a_key_gets_in(serve, client_of):
             client_of(url, key).models.list()
 
 
-def test_a_key_has_its_rate(serve, client_of):
+def test_a_key_has_its_rate(serve, client_of, monkeypatch):
+    """By a clock that stands: nothing flows back while the requests are on their way."""
+    monkeypatch.setattr("rl_dialog.serving.api.RateLimit", lambda: RateLimit(lambda: 0.0))
     with serve(needs_key=True) as (url, _, store):
         slow, fast = (
             store.keys.add("slow", requests_per_minute=3),
@@ -459,33 +464,43 @@ def test_a_key_has_its_rate(serve, client_of):
             client.models.list()
         with pytest.raises(openai.RateLimitError) as caught:
             client.models.list()
-        assert 1 <= int(caught.value.response.headers["retry-after"]) <= 20
+        assert int(caught.value.response.headers["retry-after"]) == 20
         client_of(url, fast).models.list()
 
 
-def test_a_full_queue_is_429_with_retry_after(serve, client_of):
-    with serve(slots=1, queue=1) as (url, _, store):
-        answers = []
+def test_a_full_queue_is_429_with_retry_after(serve, client_of, monkeypatch):
+    with serve(slots=1, queue=1) as (url, models, store):
+        answers, policy = [], models.served["ilql"].engine.policy
+        full = threading.Event()
+
+        def held(*args, quickly=policy.read, **kwargs):
+            """Nobody is answered before somebody was refused."""
+            full.wait(120)
+            return quickly(*args, **kwargs)
+
+        monkeypatch.setattr(policy, "read", held)
 
         def ask():
             answers.append(
                 httpx.post(
                     f"{url}/v1/chat/completions",
                     json={"model": "ilql", "messages": TALK, "max_tokens": 60},
-                    timeout=30,
+                    timeout=300,
                 )
             )
+            if answers[-1].status_code == 429:
+                full.set()
 
         threads = [threading.Thread(target=ask) for _ in range(24)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(300)
         by_status = {
             status: [a for a in answers if a.status_code == status]
             for status in {a.status_code for a in answers}
         }
-        assert set(by_status) == {200, 429}
+        assert set(by_status) == {200, 429} and len(answers) == 24
         assert all(
             int(a.headers["retry-after"]) >= 1 and a.json()["error"]["code"] == "queue_full"
             for a in by_status[429]
@@ -493,32 +508,46 @@ def test_a_full_queue_is_429_with_retry_after(serve, client_of):
         assert store.counts()["turns"] == len(by_status[200])
 
 
-def idle(models, seconds=10):
+def idle(models):
     """Waits until no engine has work."""
-    deadline = time.monotonic() + seconds
-    while any(len(model.engine.batch) or model.engine.depth() for model in models.served.values()):
-        assert time.monotonic() < deadline, "requests are still in the batch"
-        time.sleep(0.01)
+    engines = [model.engine for model in models.served.values()]
+    until(lambda: not any(len(each.batch) or each.depth() for each in engines), "the engines to be idle")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_clients_that_vanish_free_their_slots(serve, stream, monkeypatch):
     with serve(slots=2) as (url, models, store):
-        engine = models.served["ilql"].engine
-        real = engine.policy.read
+        engine, tickets, reads = models.served["ilql"].engine, [], []
+        real, submit = engine.policy.read, engine.submit
+
+        def noted(*args):
+            tickets.append(submit(*args))
+            reads.clear()
+            return tickets[-1]
 
         def slowly(*args, **kwargs):
+            """The reply does not get beyond its twentieth token before the server knows that nobody waits."""
+            reads.append(1)
             time.sleep(0.05)
+            if len(reads) > 20:
+                until(lambda: tickets[-1].cancelled, "the server to notice that its client has gone")
             return real(*args, **kwargs)
 
+        monkeypatch.setattr(engine, "submit", noted)
         monkeypatch.setattr(engine.policy, "read", slowly)
-        for _ in range(3):
-            with pytest.raises(httpx.TimeoutException):
-                body = {"model": "ilql", "messages": TALK, "max_tokens": 60, "stream": stream, "seed": 1}
-                with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=1) as answer:
-                    for number, _ in enumerate(answer.iter_raw()):
-                        if number == 2:
-                            raise httpx.ReadTimeout("enough")
+        body = {"model": "ilql", "messages": TALK, "max_tokens": 60, "stream": stream, "seed": 1}
+        patience = httpx.Timeout(120, read=120 if stream else 1)
+        for gone in (1, 2, 3):
+            with (
+                pytest.raises(httpx.TimeoutException),
+                httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=patience) as answer,
+            ):
+                heard = b""
+                for piece in answer.iter_raw():
+                    heard += piece
+                    if heard.count(b"data: ") > 2:
+                        raise httpx.ReadTimeout("enough")
+            until(lambda n=gone: engine.stats.cancelled == n, "the engine to forget a request")
         idle(models)
         assert engine.stats.cancelled == 3
         assert store.counts()["turns"] == 0, "a reply that nobody got is no reply"
@@ -527,14 +556,14 @@ def test_clients_that_vanish_free_their_slots(serve, stream, monkeypatch):
 def test_a_reply_is_stored_before_it_is_complete(serve, monkeypatch):
     with serve() as (url, _, store):
         body = {"model": "bc", "messages": TALK, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["finish_reason"]:
                     assert store.counts()["turns"] == 1
         monkeypatch.setattr(store, "add_turns", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
-        lost = httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": False}, timeout=30)
+        lost = httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": False}, timeout=120)
         assert (lost.status_code, lost.json()["error"]["type"]) == (500, "server_error")
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer:
             text = "".join(answer.iter_text())
         assert "[DONE]" not in text and '"finish_reason": "' not in text and '"server_error"' in text
 
@@ -544,7 +573,7 @@ def test_an_empty_reply_has_no_tokens_to_tell_of(serve):
         end = models.served["ilql"].tokenizer.eos_token_id
         asked = {"logprobs": True, "return_values": True, "logit_bias": {str(end): 100}}
         body = {"model": "ilql", "messages": TALK} | asked
-        (choice,) = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()["choices"]
+        (choice,) = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120).json()["choices"]
         assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
         assert choice["logprobs"]["content"] == choice["values"]["content"] == []
 
@@ -554,7 +583,7 @@ def test_store_false_leaves_nothing_behind(serve):
         answer = httpx.post(
             f"{url}/v1/chat/completions",
             json={"model": "bc", "messages": TALK, "seed": 3, "store": False},
-            timeout=30,
+            timeout=120,
         ).json()
         assert answer["choices"][0]["message"]["content"] and answer["chat_id"] is None
         assert store.counts() == {"chats": 0, "turns": 0, "votes": 0, "ratings": 0}
@@ -571,19 +600,20 @@ def test_models_are_replaced_while_requests_run(serve, settings, monkeypatch):
                     httpx.post(
                         f"{url}/v1/chat/completions",
                         json={"model": "bc", "messages": TALK, "seed": 1},
-                        timeout=30,
+                        timeout=120,
                     )
                 )
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
+        until(lambda: len(answers) >= 4, "replies of the first model")
         models.update(replace(models.settings, models={"bc": settings.models["ilql"]}))
-        time.sleep(0.3)
+        replaced = len(answers)
+        until(lambda: len(answers) > replaced + 8, "replies of the second model")  # 4 began with the first
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(300)
         assert {answer.status_code for answer in answers} == {200}
         assert len({answer.json()["choices"][0]["message"]["content"] for answer in answers}) == 2
         assert list(models.served) == ["bc"]
@@ -593,7 +623,7 @@ def test_models_are_replaced_while_requests_run(serve, settings, monkeypatch):
 
 def test_metrics_count_what_happened(serve):
     with serve() as (url, _, _):
-        httpx.post(f"{url}/v1/chat/completions", json={"model": "ilql", "messages": TALK}, timeout=30)
+        httpx.post(f"{url}/v1/chat/completions", json={"model": "ilql", "messages": TALK}, timeout=120)
         httpx.post(f"{url}/v1/chat/completions", json={"model": "nobody", "messages": TALK})
         text = httpx.get(f"{url}/metrics").text
         assert 'serve_responses_total{route="/v1/chat/completions",status="200"} 1.0' in text

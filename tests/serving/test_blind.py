@@ -56,7 +56,7 @@ def test_every_arm_looks_the_same(serve, arms):
             arm, _ = models.draw(f"p{number}")
             if arm in looks:
                 continue
-            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60) as http:
+            with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=240) as http:
                 chat = http.post("/v1/chats", json={"user": "u", "consent": "yes"})
                 known = {"model": "assigned", "messages": TALK, "user": "u", "chat_id": chat.json()["id"]}
                 said = [http.post("/v1/chat/completions", json=known | fields) for fields in FIELDS]
@@ -84,7 +84,7 @@ def test_values_are_shown_where_nothing_is_compared(serve):
             "seed": 3,
             "return_values": True,
         }
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=240).json()
         assert chat["has_values"] and answer["choices"][0]["values"]["content"][0]["q"] is not None
 
 
@@ -93,7 +93,7 @@ def test_any_client_gets_the_model_that_is_drawn_for_its_participant(serve):
     split, and each conversation is stored with the probability of its draw."""
     with (
         serve(split={"bc": 1.0, "ilql": 3.0}) as (url, models, store),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client,
     ):
         users = [f"user {n}" for n in range(40)]
         few = {models.draw(user)[0]: user for user in users}  # one of each model

@@ -18,6 +18,7 @@ import torch
 
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.methods import BC
+from tests.serving.conftest import until
 
 HELLO = {"role": "user", "content": "hello"}
 FINE = {"role": "assistant", "content": "fine, thank you"}
@@ -87,7 +88,7 @@ class Terminal:
         os.close(inner)
         self.text = ""
 
-    def read_until(self, words, *, times=1, seconds=90):
+    def read_until(self, words, *, times=1, seconds=240):
         """All that it wrote, once `words` are there so many times."""
         deadline = time.monotonic() + seconds
         while self.text.count(words) < times:
@@ -104,7 +105,7 @@ class Terminal:
     def close(self):
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
         os.close(self.end)
 
 
@@ -132,11 +133,11 @@ def test_transformers_chat(serve, friend, terminal, with_key):
         chat = terminal(*command, "--user", "ann", environment={"HF_TOKEN": key} if with_key else {})
         assert "friend was already loaded" in chat.read_until("<ann>:")
         chat.type("hello")
-        assert "fine, thank you" in chat.read_until("<ann>:", times=2, seconds=20)
+        assert "fine, thank you" in chat.read_until("<ann>:", times=2)
         chat.type("and you?")
-        assert "what would you like to eat?" in chat.read_until("<ann>:", times=3, seconds=20)
+        assert "what would you like to eat?" in chat.read_until("<ann>:", times=3)
         chat.type("!exit")
-        assert chat.process.wait(20) == 0
+        assert chat.process.wait(120) == 0
         (dialog,) = store.dialogs()
         assert [(message["role"], message["content"]) for message in dialog.messages] == [
             (m["role"], m["content"]) for m in (HELLO, FINE, AND_YOU, EAT)
@@ -146,16 +147,25 @@ def test_transformers_chat(serve, friend, terminal, with_key):
 
 @pytest.fixture
 def slowed(monkeypatch):
-    """slowed(models): every step takes a while."""
+    """slowed(engine): every step takes a while, and the twentieth, of thirty, is not made before somebody has
+    gone."""
 
-    def slow(models):
-        for model in models.served.values():
+    def slow(engine):
+        tickets, steps, submit = [], [], engine.submit
 
-            def slowly(*args, quickly=model.engine.policy.read, **kwargs):
-                time.sleep(0.02)
-                return quickly(*args, **kwargs)
+        def noted(*args):
+            tickets.append(submit(*args))
+            return tickets[-1]
 
-            monkeypatch.setattr(model.engine.policy, "read", slowly)
+        def slowly(*args, quickly=engine.policy.read, **kwargs):
+            time.sleep(0.02)
+            steps.append(1)
+            if len(steps) == 20:
+                until(lambda: any(each.cancelled for each in tickets), "the server to notice that one left")
+            return quickly(*args, **kwargs)
+
+        monkeypatch.setattr(engine, "submit", noted)
+        monkeypatch.setattr(engine.policy, "read", slowly)
 
     return slow
 
@@ -175,12 +185,12 @@ def test_streams_at_once_of_which_one_is_cancelled(serve, slowed):
 
     async def talk(url):
         async with openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120
         ) as client:
             wholes = [
                 (await client.chat.completions.create(**asked, seed=seed)).choices[0] for seed in range(8)
             ]
-            slowed(models)
+            slowed(models.served["ilql"].engine)
             streamed = await asyncio.gather(
                 *(read(client, seed, leave_after=3 if seed == 2 else None) for seed in range(8))
             )
@@ -190,10 +200,7 @@ def test_streams_at_once_of_which_one_is_cancelled(serve, slowed):
         wholes, streamed = asyncio.run(talk(url))
         assert streamed == [None if seed == 2 else whole for seed, whole in enumerate(wholes)]
         engine = models.served["ilql"].engine
-        deadline = time.monotonic() + 10
-        while len(engine.batch) or engine.depth():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not len(engine.batch) and not engine.depth(), "the engine to be idle")
         assert (engine.stats.cancelled, engine.stats.failed) == (1, 0)
         assert store.counts()["turns"] == 8 + 7, "the one that was left is not stored"
 
@@ -203,7 +210,7 @@ def test_the_clients_own_way_to_collect_a_stream(serve, friend):
 
     async def talk(url):
         async with openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120
         ) as client:
             asked = {
                 "model": "friend",
@@ -247,7 +254,7 @@ def test_the_clients_own_way_to_collect_a_stream(serve, friend):
 def test_what_goes_wrong_in_a_stream_is_raised(serve, monkeypatch):
     with (
         serve() as (url, _, store),
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
     ):
         monkeypatch.setattr(store, "add_turns", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(openai.APIError, match="could not be stored"):
@@ -265,7 +272,7 @@ def test_the_bytes_of_a_stream(serve, friend):
     }
     with (
         serve(models={"friend": friend}) as (url, _, _),
-        httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as answer,
+        httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer,
     ):
         assert (
             answer.headers["content-type"].startswith("text/event-stream")

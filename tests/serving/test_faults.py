@@ -1,7 +1,6 @@
 """What may go wrong between the engine's thread, the event loop and whoever watches them."""
 
 import threading
-import time
 from dataclasses import replace
 
 import httpx
@@ -12,6 +11,7 @@ from rl_dialog.evaluation.generation import Decoding, generate_replies
 from rl_dialog.methods import BC
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed
+from tests.serving.conftest import until
 
 TALK = [{"role": "user", "content": "hello there"}]
 
@@ -34,7 +34,7 @@ def test_a_model_replaced_between_prompt_and_engine_reads_a_prompt_of_its_own(
 
         monkeypatch.setattr(engine, "submit", too_late)
         answer = httpx.post(
-            f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "seed": 2}, timeout=30
+            f"{url}/v1/chat/completions", json={"model": "bc", "messages": TALK, "seed": 2}, timeout=120
         ).json()
         prompt = encode_prompt(TALK, words, max_length=96)
         assert answer["usage"]["prompt_tokens"] == len(prompt)
@@ -93,26 +93,27 @@ def test_cancelled_requests_give_up_their_places_in_the_queue_while_no_slot_is_f
     with serve(slots=1, queue=3) as (_, models, _):
         engine, done = models.served["bc"].engine, threading.Event()
         engine.batch.stops = frozenset()  # the first request goes on to its last token
-        read = engine.policy.read
+        read, steps = engine.policy.read, threading.Semaphore(0)
 
-        def slowly(*args, **kwargs):
-            time.sleep(0.02)
+        def when_told(*args, **kwargs):
+            """A step is made when the test says so: the slot is not free before its end."""
+            assert steps.acquire(timeout=120)
             return read(*args, **kwargs)
 
-        monkeypatch.setattr(engine.policy, "read", slowly)
+        monkeypatch.setattr(engine.policy, "read", when_told)
         ask = Ask([5, 6, 7], Decoding(max_new_tokens=60))
         engine.submit(ask, lambda piece: piece.finish and done.set())
-        while not len(engine.batch):
-            time.sleep(0.005)
+        until(lambda: len(engine.batch), "the first request to begin")
         for _ in range(3):
             tickets = [engine.submit(ask, lambda _: None) for _ in range(3)]
             for ticket in tickets:
                 ticket.cancel()
-            deadline = time.monotonic() + 5
-            while engine.depth():
-                assert time.monotonic() < deadline and not done.is_set()
-                time.sleep(0.005)
-        assert done.wait(20) and engine.stats.cancelled == 9
+            for _ in range(4):  # each of them may have begun before
+                steps.release()
+            until(lambda: not engine.depth(), "the cancelled requests to give up their places")
+            assert not done.is_set()
+        steps.release(100)
+        assert done.wait(120) and engine.stats.cancelled == 9
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -125,7 +126,7 @@ def test_whatever_ends_the_thread_nobody_waits_for_it(serve, monkeypatch):
 
         monkeypatch.setattr(engine.batch, "step", end)
         engine.submit(Ask([5, 6, 7], Decoding(max_new_tokens=2)), got.append)
-        engine._thread.join(10)
+        engine._thread.join(120)
         assert isinstance(got[0], Closed) and not engine.healthy()
         with pytest.raises(Closed):
             engine.submit(Ask([5, 6, 7], Decoding(max_new_tokens=2)), got.append)

@@ -34,10 +34,10 @@ effort = pytest.mark.parametrize(
 def unharmed(serve, caplog, **changed):
     """(http, store, url) of a server; at the end it has logged no failure, its engines are idle and healthy
     and answer a normal request."""
-    with serve(**changed) as (url, models, store), httpx.Client(base_url=url, timeout=30) as http:
+    with serve(**changed) as (url, models, store), httpx.Client(base_url=url, timeout=240) as http:
         yield http, store, url
         engines = [model.engine for model in models.served.values()]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 240
         while any(len(engine.batch) or engine.depth() or engine.tickets for engine in engines):
             assert time.monotonic() < deadline, "requests are left in an engine"
             time.sleep(0.01)
@@ -390,7 +390,7 @@ def test_many_at_once_of_which_some_leave(server, effort):
 
     async def ask_all(url, asked):
         async with httpx.AsyncClient(
-            base_url=url, timeout=30, headers={"Content-Type": "application/json"}
+            base_url=url, timeout=240, headers={"Content-Type": "application/json"}
         ) as http:
             await asyncio.gather(*(ask(http, body, patience) for body, patience in asked))
 
@@ -479,7 +479,7 @@ def test_what_the_schema_describes(server, effort):
                         case.body["model"] = model
                     if real and "chat" in case.path_parameters:
                         case.path_parameters["chat"] = chat  # noqa: B023
-                    answer = case.call(base_url=url, timeout=30)
+                    answer = case.call(base_url=url, timeout=240)
                     checked(httpx.Response(answer.status_code, content=answer.content))
                     case.validate_response(answer, checks=conforms)
 
@@ -490,7 +490,7 @@ def raw(url, request, *, leave):
     """What a server says to these bytes, until it closes the connection; with `leave` the client has closed
     its end."""
     host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=240) as connection:
         connection.sendall(request)
         if leave:
             connection.shutdown(socket.SHUT_WR)

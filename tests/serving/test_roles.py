@@ -78,7 +78,7 @@ def matrix(http, app, table, keys, bodies):
 
 
 def test_the_server_of_chats(serve):
-    with serve(needs_key=True) as (url, models, store), httpx.Client(base_url=url, timeout=30) as http:
+    with serve(needs_key=True) as (url, models, store), httpx.Client(base_url=url, timeout=240) as http:
         keys = {scope: store.keys.add(scope, scopes=[scope]) for scope in SCOPES}
         matrix(http, create_app(models, store), CHATS, keys, {"/v1/chat/completions": BODY})
 
@@ -86,7 +86,7 @@ def test_the_server_of_chats(serve):
 def test_the_page_for_labels(tmp_path):
     log = LabelLog(f"sqlite:///{tmp_path}/labels.db")
     app = create_page(log, Segments(tmp_path), run=tmp_path)
-    with PageServer(app) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    with PageServer(app) as server, httpx.Client(base_url=server.url, timeout=240) as http:
         keys = {scope: log.keys.add(scope, scopes=[scope]) for scope in SCOPES}
         bodies = {"/v1/renew": {"queries": []}, "/v1/release": {"queries": []}}
         bodies["/v1/answers"] = {"query": "x", "choice": "left"}
@@ -100,7 +100,7 @@ def test_the_page_for_labels(tmp_path):
 
 def test_nobody_continues_reads_rates_or_deletes_anothers_chat(serve):
     """Ann's chat with everybody else's keys, and with her own key in another user's name."""
-    with serve(needs_key=True) as (url, _, store), httpx.Client(base_url=url, timeout=30) as http:
+    with serve(needs_key=True) as (url, _, store), httpx.Client(base_url=url, timeout=240) as http:
         keys = {name: store.keys.add(name, scopes=["participant"]) for name in ("ann", "bob")}
         keys |= {name: store.keys.add(name) for name in ("app", "web")}
         headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
@@ -135,7 +135,7 @@ def test_nobody_continues_reads_rates_or_deletes_anothers_chat(serve):
 def test_a_participant_learns_of_no_model(serve):
     with serve(needs_key=True) as (url, _, store):
         key = store.keys.add("ann", scopes=["participant"])
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=30) as http:
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=240) as http:
             assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["assigned"]
             for name in ("bc", "ilql", "none"):
                 answers = [

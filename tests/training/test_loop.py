@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +42,7 @@ from rl_dialog.training.loop import (
     spread_of_returns,
 )
 from rl_dialog.training.optim import learning_rate_at
+from tests.ports import free_port
 
 WORDS = ("yes", "no", "maybe", "good", "bad", "fine", "hello", "there", "what", "how", "nice", "day")
 MODEL = ModelConfig(layers=1, width=16, attention_heads=2, context=128)
@@ -117,12 +117,6 @@ def _join(rank: int, world: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _two_processes(worker: Callable[..., None], *arguments: object) -> None:
@@ -706,7 +700,7 @@ def _learn_in_two_units(rank: int, world: int, port: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_the_unit_of_rewards_changes_nothing_for_two_workers(tmp_path: Path) -> None:
     _two_processes(_learn_in_two_units, str(tmp_path))
 

@@ -23,7 +23,8 @@ from rl_dialog.methods import GRPO, PPO, RLOO, VHRL, Method, Reinforce
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
-from tests.training.test_loop import free_port, parameters, plain_descent
+from tests.ports import free_port
+from tests.training.test_loop import parameters, plain_descent
 from tests.training.test_online import episodes
 
 MODEL = ModelConfig(family="llama", layers=2, attention_heads=2, width=32, context=128)

@@ -44,7 +44,7 @@ OURS = {"train": set(CONTENDERS), "generate": {"ilql mlp", "ilql lowrank"}}
 def benchmark(*arguments):
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     command = [sys.executable, "-m", "pipelines.benchmark", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
 
 
 def figures_in(folder):

@@ -4,6 +4,7 @@
 import { kept, pause, post, randomId } from "./api.js";
 
 const WAITS = [0.5, 1, 2, 4, 8]; // seconds between attempts
+const PASSING = [408, 425, 429]; // refusals that say nothing of the answer: it came too slowly, too soon, or too often
 
 export class Outbox {
   /** changed(outbox): something was added, sent or not; done(operation, result): the server has it; refused(operation, error): it will not take it. */
@@ -40,7 +41,7 @@ export class Outbox {
         this.next();
         this.done(operation, result);
       } catch (error) {
-        if (error.status && error.status < 500 && error.status !== 429) {
+        if (error.status && error.status < 500 && !PASSING.includes(error.status)) {
           this.next();
           this.refused(operation, error);
         } else {
