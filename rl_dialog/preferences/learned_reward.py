@@ -42,7 +42,8 @@ class LearnedReward:
             aligned to its start.
         device: where the model works.
         aligned: share of the episodes whose first clip begins with them; the others' begins anywhere in the
-            first clip's length.
+            first clip's length. Above 0, what remains of an episode at its time limit is no clip: of two
+            that cost something at every step the shorter one would be called better.
     """
 
     def __init__(
@@ -123,7 +124,8 @@ class LearnedReward:
             start = 0 if self.aligned and self._random.random() < self.aligned else start
             steps = [values[start:] for values in steps]
         length = len(steps[1])
-        whole = length if ended else length // self.clip_length * self.clip_length
+        padded = trajectory.terminated or (trajectory.truncated and not self.aligned)
+        whole = length if padded else length // self.clip_length * self.clip_length
         source = {
             "env": self.environment,
             "worker": trajectory.worker,

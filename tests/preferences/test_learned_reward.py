@@ -1,0 +1,35 @@
+"""Which steps of an episode become clips."""
+
+import numpy as np
+import pytest
+
+from rl_dialog.models.trajectory import Trajectory
+from rl_dialog.preferences.learned_reward import LearnedReward
+
+
+def cut(aligned, *, seed=0, terminated=False, truncated=False):
+    """(first step, steps) of the clips of an episode of eleven steps, in clips of four."""
+    reward = LearnedReward(4, aligned=aligned, seed=seed)
+    seen, costs = np.arange(12, dtype=np.float32)[:, None], np.full(11, -1, np.float32)
+    reward([Trajectory(seen, np.zeros(11, np.int64), np.zeros(11), costs, terminated, truncated)])
+    return [(clip.source["start"], clip.steps) for clip in reward.take_clips()]
+
+
+@pytest.mark.parametrize(
+    ("end", "clips"),
+    [
+        ({"truncated": True}, [(0, 4), (4, 4)]),
+        ({"terminated": True}, [(0, 4), (4, 4), (8, 3)]),
+        ({}, [(0, 4), (4, 4)]),
+    ],
+)
+def test_a_time_limit_makes_no_short_clip(end, clips):
+    """Of two clips that cost 1 a step, that of three steps would be called better, whatever was done there.
+    Where the world itself ends an episode, its last steps are what happened."""
+    assert cut(1.0, **end) == clips
+
+
+def test_of_our_own_worlds_everything_is_shown():
+    episodes = [cut(0.0, seed=seed, truncated=True) for seed in range(8)]
+    assert all(sum(steps for _, steps in clips) == 11 - clips[0][0] for clips in episodes)
+    assert any(clips[-1][1] < 4 for clips in episodes)
