@@ -21,6 +21,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 
+pytestmark = pytest.mark.slow  # what is said of bad input stands in tests/models/test_message_heads.py, too
 ROOT = Path(__file__).parents[2]
 SIZES = ["--model.width", "16", "--max_steps", "2", "--eval_steps", "0"]
 EI = ["--model.emotion_weight", "1", "--model.embedding_weight", "1"]
@@ -83,7 +84,6 @@ def test_what_is_left_out_is_told_before_a_worker_starts(
     assert not Path("y").exists()
 
 
-@pytest.mark.slow
 def test_logs_to_a_chat(folder: Path) -> None:
     done = call(
         folder, "train", "--data", "data", "--output_dir", "runs/ei", "--model.family", "vhred", *EI, *SIZES

@@ -134,7 +134,7 @@ def test_best_is_chosen_by_the_bound_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the held-out loss was still falling")
-@pytest.mark.parametrize("family", ["hred", "vhcr"])
+@pytest.mark.parametrize("family", ["hred", pytest.param("vhcr", marks=pytest.mark.slow)])
 def test_heads_learn_what_depends_on_the_words(tmp_path: Path, family: str) -> None:
     """A permutation test: of held-out messages, what is learned of their own words is nearer to the teacher
     than what is learned of values that were dealt out anew, each of four times (p = 1/5 each, 1/25 of both
