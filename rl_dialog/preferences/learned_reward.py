@@ -42,8 +42,8 @@ class LearnedReward:
             aligned to its start.
         device: where the model works.
         aligned: share of the episodes whose first clip begins with them; the others' begins anywhere in the
-            first clip's length. Above 0, what remains of an episode at its time limit is no clip: of two
-            that cost something at every step the shorter one would be called better.
+            first clip's length. Above 0, what remains of an episode at its time limit behind its whole
+            clips is none: of two that cost something at every step the shorter one would be called better.
     """
 
     def __init__(
@@ -124,7 +124,8 @@ class LearnedReward:
             start = 0 if self.aligned and self._random.random() < self.aligned else start
             steps = [values[start:] for values in steps]
         length = len(steps[1])
-        padded = trajectory.terminated or (trajectory.truncated and not self.aligned)
+        too_short = start + length < self.clip_length  # such episodes would never give a clip
+        padded = trajectory.terminated or (trajectory.truncated and (not self.aligned or too_short))
         whole = length if padded else length // self.clip_length * self.clip_length
         source = {
             "env": self.environment,

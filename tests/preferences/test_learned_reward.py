@@ -7,9 +7,9 @@ from rl_dialog.models.trajectory import Trajectory
 from rl_dialog.preferences.learned_reward import LearnedReward
 
 
-def cut(aligned, *, seed=0, terminated=False, truncated=False):
-    """(first step, steps) of the clips of an episode of eleven steps, in clips of four."""
-    reward = LearnedReward(4, aligned=aligned, seed=seed)
+def cut(aligned, *, length=4, seed=0, terminated=False, truncated=False):
+    """(first step, steps) of the clips of an episode of eleven steps."""
+    reward = LearnedReward(length, aligned=aligned, seed=seed)
     seen, costs = np.arange(12, dtype=np.float32)[:, None], np.full(11, -1, np.float32)
     reward([Trajectory(seen, np.zeros(11, np.int64), np.zeros(11), costs, terminated, truncated)])
     return [(clip.source["start"], clip.steps) for clip in reward.take_clips()]
@@ -27,6 +27,11 @@ def test_a_time_limit_makes_no_short_clip(end, clips):
     """Of two clips that cost 1 a step, that of three steps would be called better, whatever was done there.
     Where the world itself ends an episode, its last steps are what happened."""
     assert cut(1.0, **end) == clips
+
+
+def test_episodes_shorter_than_a_clip_are_clips():
+    assert cut(1.0, length=12, truncated=True) == [(0, 11)]
+    assert cut(1.0, length=11, truncated=True) == [(0, 11)]
 
 
 def test_of_our_own_worlds_everything_is_shown():
