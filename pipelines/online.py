@@ -11,6 +11,8 @@
         --personas people.txt --rewards.answer_length 1 --output_dir runs/users
     python -m pipelines.online --model_name_or_path runs/nim --env 'textarena:Nim-v0?opponent=self' \\
         --self_play --output_dir runs/champion
+    python -m pipelines.online --model_name_or_path runs/bc --env small_talk \\
+        --preferences.labeller people --output_dir runs/preferred
 
 Each round plays `--groups` groups of `--group_size` episodes (a group has one conversation partner) and
 learns from them; `rl_dialog/training/online.py` is the loop. The frozen prior is the checkpoint that it
@@ -23,7 +25,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from rl_dialog.evaluation.online_checks import check_run, check_start
 from rl_dialog.evaluation.online_run import (
     OnlineRun,
     contexts_of,
+    decoding_of,
     judge_of,
     load_trainer,
     model_of,
@@ -53,6 +56,8 @@ from rl_dialog.methods import ONLINE
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
+from rl_dialog.preferences.labelled_reward import LabelledReward
+from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
 from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
 from rl_dialog.training.logger import following
 from rl_dialog.training.start import Report, noting
@@ -69,6 +74,9 @@ CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, b
 @dataclass(frozen=True)
 class OnlineConfig(OnlineRun, ResumableOutput, OnCluster, OnDevice):
     """Who learns, where, and how."""
+
+    preferences: LabelledRewardSettings = field(default_factory=LabelledRewardSettings)
+    """learn from what people prefer of the policy's conversations, which they are asked while it learns"""
 
 
 def main(config: OnlineConfig) -> dict[str, Any]:
@@ -108,7 +116,10 @@ def learn(
     report: Report | None = None,
 ) -> dict[str, Any]:
     """What one learner does, with actors that play where there are any; of several the first one has them."""
-    trainer = load_trainer(config, out, *worlds, judge=judge, report=report, device=device)
+    labelled = labelled_reward_of(config, out)
+    learned = {} if labelled is None else {"watch": labelled.meet, "about_rewards": labelled.figures_now}
+    loaded = {"judge": labelled or judge, **learned, "report": report, "device": device}
+    trainer = load_trainer(config, out, *worlds, **loaded)
     start = resolve(config.model_name_or_path)
     start = str(Path(start).absolute()) if Path(start).exists() else start  # actors start elsewhere
     where = {"device": config.device, "address": config.address or None, "rounds": config.max_steps}
@@ -116,6 +127,16 @@ def learn(
     with on_actors(trainer.play, model_of(config, start), workers, **where) as play:
         trainer.play = play
         return trainer.train()
+
+
+def labelled_reward_of(config: OnlineConfig, out: Path) -> LabelledReward | None:
+    """What asks people about the conversations and learns from their answers, where they are asked; of
+    several learners the first one asks, because it plays."""
+    if not config.preferences.is_asked:
+        return None
+    how = {"total_rounds": config.max_steps, "group_size": config.group_size, "seed": config.seed}
+    how |= {"start": config.model_name_or_path, "decoding": decoding_of(config), "device": config.device}
+    return LabelledReward(config.preferences, out, **how)
 
 
 def learn_on_workers(config: OnlineConfig) -> dict[str, Any]:
@@ -168,7 +189,9 @@ def check_trial(config: OnlineConfig) -> None:
 
 def check_settings(config: OnlineConfig) -> None:
     """What needs nothing that the settings name, apart from worlds. Raises UserError."""
-    check_run(config)
+    check_run(config, labelled=config.preferences.is_asked)
+    if config.preferences.is_asked:
+        config.preferences.check(groups=config.groups, group_size=config.group_size)
     for name in (config.env, config.eval_env):
         if name:
             text_env(name)

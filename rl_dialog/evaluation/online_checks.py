@@ -16,11 +16,14 @@ from rl_dialog.training.logger import check_tracker
 from rl_dialog.training.versions import FROZEN
 
 
-def check_run(config: OnlineRun) -> None:
-    """What can be known to fail before anything is loaded. Raises UserError."""
+def check_run(config: OnlineRun, *, labelled: bool = False) -> None:
+    """What can be known to fail before anything is loaded. Raises UserError.
+
+    labelled: somebody is asked what is preferred, so that rewards need not be given.
+    """
     _check_numbers(config)
     decoding_of(config).check()
-    _check_partner(config)
+    _check_partner(config, labelled=labelled)
     _check_self_play(config)
     if config.max_staleness and not config.num_workers:
         raise UserError(
@@ -94,7 +97,7 @@ def _check_terms(config: OnlineRun) -> None:
         raise UserError("--target_kl: expected --method.c above 0, which is where c begins")
 
 
-def _check_partner(config: OnlineRun) -> None:
+def _check_partner(config: OnlineRun, *, labelled: bool) -> None:
     given = [f"--{name}" for name in ("env", "contexts", "users") if getattr(config, name)]
     if len(given) != 1:
         raise UserError(
@@ -112,9 +115,17 @@ def _check_partner(config: OnlineRun) -> None:
         raise UserError(f"--user_timeout: expected seconds above 0, got {config.user_timeout}")
     if config.scorers and not weights:
         raise UserError("--scorers: expected rewards that ask them, --rewards.NAME WEIGHT, got none")
-    if config.env:
-        return
-    if not weights:
+    if labelled and weights:
+        raise UserError(
+            "--preferences.labeller: expected no --rewards.NAME WEIGHT, because the reward is learned from "
+            "labels"
+        )
+    if labelled and config.contexts:
+        raise UserError(
+            "--preferences.labeller: expected --env or --users; about replies to logged contexts "
+            "prefer_replies asks, and fit_reward learns from the answers"
+        )
+    if not config.env and not weights and not labelled:
         raise UserError(
             f"{given[0]}: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
         )

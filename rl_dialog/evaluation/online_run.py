@@ -4,6 +4,7 @@ in when that is no world but contexts of logs."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.openings import Openings, RewardMix
-from rl_dialog.evaluation.rollouts import Judge, Rollouts, judged_return, self_play_return
+from rl_dialog.evaluation.rollouts import Judge, Rollouts, Watch, judged_return, self_play_return
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import RLOO, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of, steering_of
@@ -159,11 +160,14 @@ def load_trainer(
     held_out: MakeEnv,
     *,
     judge: Judge | None = None,
+    watch: Watch | None = None,
+    about_rewards: Callable[[], Mapping[str, float]] | None = None,
     report: Report | None = None,
     device: torch.device,
 ) -> OnlineTrainer:
     """Everything loaded: what learns in worlds of `make_env`, and is measured in those of `held_out`; `judge`
-    has the rewards that take the place of the worlds', `report` is that of Trainer."""
+    has the rewards that take the place of the worlds', `watch` is how it learns from what is played,
+    `about_rewards` and `report` are those of OnlineTrainer."""
     start = resolve(config.model_name_or_path)
     tokenizer = load_tokenizer(start)
     policy = _policy_of(config, start, tokenizer)
@@ -177,7 +181,7 @@ def load_trainer(
         if config.self_play or config.num_workers
         else None
     )
-    play = _rollouts_of(config, policy, make_env, out / "rollouts", judge, versions)
+    play = replace(_rollouts_of(config, policy, make_env, out / "rollouts", judge, versions), watch=watch)
     evaluate = evaluation_of(config, play, held_out, policy)
     return OnlineTrainer(
         policy,
@@ -190,6 +194,7 @@ def load_trainer(
         versions=versions,
         logged=_logged_rows(config, tokenizer, policy),
         evaluate=evaluate,
+        about_rewards=about_rewards,
         report=report,
         describe=model_card(config, out.name, steered=policy.steering is not None),
         device=device,

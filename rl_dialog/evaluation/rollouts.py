@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Judge = Callable[[Dialog], None]  # gives each reply its reward, once the conversation is over
+# (a round's episodes before they are judged, who played them, its tokenizer, step)
+Watch = Callable[[Sequence[Episode], Policy, "PreTrainedTokenizerFast", int], None]
 Source = Callable[[Policy, int], Sequence[Episode]]  # (policy, step) -> the step's episodes, in order
 # Whether caches stay from turn to turn, which takes a moment to find out.
 _KEEPS: WeakKeyDictionary[Policy, dict[Decoding, bool]] = WeakKeyDictionary()
@@ -163,6 +165,7 @@ class Rollouts:
     learner_role: str = ""
     threads: int = 1  # that play, of torch
     judge: Judge | None = None  # rewards that are learned from instead of the world's
+    watch: Watch | None = None  # of a judge that learns from what is played
     versions: Versions | None = None  # of the policy, where older ones play
     opponent: Opponent | None = None  # the copy that plays the other roles; None: the policy plays them all
     source: Source | None = None  # who plays, if not this process
@@ -179,6 +182,8 @@ class Rollouts:
         for the same seed."""
         played = self.episodes(policy, tokenizer, step)
         _expect_groups_that_begin_alike(played, self.group_size)
+        if self.watch is not None:
+            self.watch(played, policy, tokenizer, step)
         judged(played, self.judge)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from rl_dialog.data.tokenize import (
 )
 from rl_dialog.errors import UserError
 from rl_dialog.models.causal_lm import base_of_adapter
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.small_encoder import small_encoder
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ MAX_TOKENS = 4096  # for models that name no limit of their own
 
 Reads = Literal["conversation", "reply"]
 Conversation = Sequence[Mapping[str, Any]]  # messages with role and content; the last one is the reply
+Chain = tuple[Sequence[int], list[int]]  # tokens, and after how many of them a score is wanted
 
 
 class TextReward:
@@ -78,25 +80,58 @@ class TextReward:
 
     def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Scores of B encoded conversations # (B,)"""
-        length = max(map(len, rows))
-        ids = torch.full((len(rows), length), self.model.config.pad_token_id)
+        ids, mask = self._padded_rows(rows)
+        return self.model(input_ids=ids, attention_mask=mask).logits.squeeze(-1).float()
+
+    def _padded_rows(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Tokens and mask # (B, T), (B, T)"""
+        ids = torch.full((len(rows), max(map(len, rows))), self.model.config.pad_token_id)
         mask = torch.zeros_like(ids)
         for i, row in enumerate(rows):
             ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
-        device = self.model.device
-        return self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits.squeeze(-1).float()
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    def chains(self, rows: Sequence[Sequence[int]]) -> list[Chain]:
+        """The rows in their order, those that go on from the one before as one: a language model reads from
+        left to right, so that one pass over a conversation scores each of its replies."""
+        chains: list[Chain] = []
+        for row in rows:
+            if self._is_causal and chains and _goes_on(row, chains[-1][0]):
+                chains[-1] = row, [*chains[-1][1], len(row)]
+            else:
+                chains.append((row, [len(row)]))
+        return chains
+
+    def along(self, chains: Sequence[Chain]) -> Tensor:
+        """The E scores of all chains, one after the other # (E,)"""
+        if all(ends == [len(row)] for row, ends in chains):
+            return self([row for row, _ in chains])
+        ids, mask = self._padded_rows([row for row, _ in chains])
+        states = self.model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+        owner = torch.tensor([i for i, (_, ends) in enumerate(chains) for _ in ends], device=ids.device)
+        place = torch.tensor([end - 1 for _, ends in chains for end in ends], device=ids.device)
+        return self.model.score(states[owner, place]).squeeze(-1).float()
+
+    @property
+    def _is_causal(self) -> bool:
+        """Is it a language model with a head on the state of every token?"""
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+        plain = isinstance(self.model, PreTrainedModel) and hasattr(self.model, "score")
+        return plain and type(self.model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
     @torch.inference_mode()
     def score(self, conversations: Iterable[Conversation]) -> list[float]:
         """The score of each conversation's last message, in eval mode. Conversations of similar length share
         a batch."""
         self.model.eval()
-        rows = [self.encode(conversation) for conversation in conversations]
-        scores = [0.0] * len(rows)
-        for part in batches([len(row) for row in rows], BATCH):
-            for i, value in zip(part, self([rows[i] for i in part]).tolist(), strict=True):
-                scores[i] = value
-        return scores
+        chains = self.chains([self.encode(conversation) for conversation in conversations])
+        scores: list[list[float]] = [[] for _ in chains]
+        for part in batches([len(row) for row, _ in chains], BATCH):
+            values = iter(self.along([chains[i] for i in part]).tolist())
+            for i in part:
+                scores[i] = [next(values) for _ in chains[i][1]]
+        return [value for of_chain in scores for value in of_chain]
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
         """How likely each text, as a reply alone, is a good one, of a model that was fitted to ratings; 0 for
@@ -228,6 +263,24 @@ class TextReward:
         """On another device; itself."""
         self.model.to(device)
         return self
+
+
+def check_base(base: str) -> None:
+    """Raises UserError for a folder or hub name whose model cannot get a head that scores, without loading
+    it."""
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+
+    require_hub_name_or_directory(base)
+    config = AutoConfig.from_pretrained(resolve(base) if Path(base).is_dir() else base)
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise UserError(
+            f"{base}: expected an encoder or a language model that transformers can give a scalar head, got "
+            f"a {config.model_type}"
+        )
+
+
+def _goes_on(row: Sequence[int], before: Sequence[int]) -> bool:
+    return len(row) > len(before) and list(row[: len(before)]) == list(before)
 
 
 def _with_adapters_of(path: str) -> PreTrainedModel:

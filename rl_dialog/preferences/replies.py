@@ -1,4 +1,5 @@
-"""Preferences over replies: pairs and ratings, where they come from, and which of them are held out.
+"""Preferences over replies and whole conversations: pairs and ratings, where they come from, and which of
+them are held out.
 
 What is said in one conversation stays on one side of a split: `group_of` names it, as `data/splits.py` does
 for dialogs."""
@@ -15,7 +16,7 @@ from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.schema import Dialog, said
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.segments import Reply, Segment
+from rl_dialog.preferences.segments import Clip, Reply, Segment, Spoken
 
 JUDGED = ("reward", "rewards", "feedback")  # what a message says of its reply
 
@@ -30,11 +31,11 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class ReplyPair:
-    """Two replies to one context, and P(first preferred): 1, 0, or .5 for a tie. Raises UserError for
-    anything else."""
+    """Two replies to one context, or two conversations that go on from it, and P(first preferred): 1, 0, or
+    .5 for a tie. Raises UserError for anything else."""
 
-    first: Reply
-    second: Reply
+    first: Spoken
+    second: Spoken
     preference: float = 1.0
     noise: float = 0.0  # share of random answers among labels as sure as this one
     weight: float = 1.0  # of its loss
@@ -99,7 +100,8 @@ class Preferences:
             raise UserError(f"{where}: {expected}, got {good_count} good ones of {len(self.ratings)} rated")
 
     @property
-    def replies(self) -> list[Reply]:
+    def replies(self) -> list[Spoken]:
+        """All that was judged, as often as it was."""
         return [
             *(reply for pair in self.pairs for reply in (pair.first, pair.second)),
             *(rating.reply for rating in self.ratings),
@@ -138,12 +140,12 @@ def as_dialog(reply: Reply) -> Dialog:
     return Dialog(reply.id, [*context, {"role": "assistant", "content": reply.text, **judged}])
 
 
-def group_of(reply: Reply) -> str:
+def group_of(reply: Spoken) -> str:
     """What must stay on one side of a split: the conversation's first user turn."""
     return split_key(_conversation_start(reply))
 
 
-def split_of(reply: Reply, *, validation: float, test: float = 0.0, seed: int = 0) -> str:
+def split_of(reply: Spoken, *, validation: float, test: float = 0.0, seed: int = 0) -> str:
     """The split that its data directory put it into, else that of its group."""
     return reply.source.get("split") or assign_split(_conversation_start(reply), validation, test, seed=seed)
 
@@ -201,14 +203,14 @@ def folds(labels: Preferences, count: int, *, seed: int) -> Iterator[tuple[Prefe
 
 
 def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment]) -> list[ReplyPair]:
-    """The comparable ones, with their replies from `segments`. Raises UserError for labels of clips, and of
-    replies to different contexts."""
+    """The comparable ones, with what they compare from `segments`. Raises UserError for labels of clips, and
+    of what has different contexts."""
     pairs = []
     for label in labels:
         if label.preference is None:
             continue
         first, second = segments[label.first], segments[label.second]
-        if not (isinstance(first, Reply) and isinstance(second, Reply)):
+        if isinstance(first, Clip) or isinstance(second, Clip):
             raise UserError(
                 f"expected labels of replies, got one of clips of an environment: {label.first}, "
                 f"{label.second}"
@@ -246,6 +248,20 @@ def conversation_of(reply: Reply) -> list[Mapping[str, str]]:
     return [*reply.context, {"role": "assistant", "content": reply.text}]
 
 
+def judged_in(spoken: Spoken) -> list[Reply]:
+    """The replies whose rewards add up to what it is worth: itself, or each of a conversation behind what was
+    said before it."""
+    if isinstance(spoken, Reply):
+        return [spoken]
+    said = [*spoken.context, *spoken.messages]
+    first = len(spoken.context)
+    return [
+        Reply(said[:i], message["content"], spoken.source)
+        for i, message in enumerate(said)
+        if i >= first and message["role"] == "assistant"
+    ]
+
+
 def _widest(ratings: Sequence[Rating], most: int) -> list[tuple[Rating, Rating]]:
     numbered = [(rating.value, n) for n, rating in enumerate(ratings)]
     return [
@@ -254,23 +270,20 @@ def _widest(ratings: Sequence[Rating], most: int) -> list[tuple[Rating, Rating]]
     ]
 
 
-def _groups(replies: Iterable[Reply]) -> dict[tuple[str, str | None], str]:
+def _groups(replies: Iterable[Spoken]) -> dict[tuple[str, str | None], str]:
     return {_key(reply): group_of(reply) for reply in replies}
 
 
-def _key(reply: Reply) -> tuple[str, str | None]:
+def _key(reply: Spoken) -> tuple[str, str | None]:
     """Replies of one key are of one group: an id does not tell the conversation of a reply that opens it."""
     return reply.id, reply.source.get("conversation")
 
 
-def _conversation_start(reply: Reply) -> Dialog:
+def _conversation_start(reply: Spoken) -> Dialog:
     """Something of the reply's conversation from which its split can be told."""
     meta = {"group": reply.source["conversation"]} if "conversation" in reply.source else {}
-    return Dialog(
-        "reply",
-        [*({**message} for message in reply.context), {"role": "assistant", "content": reply.text}],
-        meta=meta,
-    )
+    said = conversation_of(reply) if isinstance(reply, Reply) else [*reply.context, *reply.messages]
+    return Dialog("reply", [{**message} for message in said], meta=meta)
 
 
 def _turns(context: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, str]]:

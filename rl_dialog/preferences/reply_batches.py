@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl_dialog.models.reward_model import preference_loss
-from rl_dialog.models.text_reward import TextReward
-from rl_dialog.preferences.replies import ReplyPair, conversation_of
-from rl_dialog.preferences.segments import Reply
+from rl_dialog.models.text_reward import Chain, TextReward
+from rl_dialog.preferences.replies import ReplyPair, conversation_of, judged_in
+from rl_dialog.preferences.segments import Reply, Spoken
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ ALONE = Worker()
 
 @dataclass(frozen=True)
 class Compared:
-    """A pair with both sides as tokens."""
+    """A pair with both sides as tokens: a reply, or those of a conversation."""
 
-    first: list[int]
-    second: list[int]
+    first: list[Chain]
+    second: list[Chain]
     pair: ReplyPair
 
     @property
     def length(self) -> int:
-        return max(len(self.first), len(self.second))
+        return max(len(row) for row, _ in self.first + self.second)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,11 @@ class Rows:
         return self.encoded[reply.id]
 
     def compared(self, pairs: Sequence[ReplyPair]) -> list[Compared]:
-        return [Compared(self.of(pair.first), self.of(pair.second), pair) for pair in pairs]
+        return [Compared(self.all_of(pair.first), self.all_of(pair.second), pair) for pair in pairs]
+
+    def all_of(self, spoken: Spoken) -> list[Chain]:
+        """Every reply that is judged."""
+        return self.reward.chains([self.of(reply) for reply in judged_in(spoken)])
 
     def rated(self, ratings: Sequence[tuple[Reply, bool]]) -> list[Rated]:
         return [Rated(self.of(reply), bool(good)) for reply, good in ratings]
@@ -113,13 +117,21 @@ def pair_losses(
     """The weighted loss of each pair, and what keeps its scores around zero # (B,)"""
     pairs = [one.pair for one in batch]
     # both sides in one pass; dropout has a mask of its own for each
-    first, second = reward([one.first for one in batch] + [one.second for one in batch]).chunk(2)
+    first, second = sums(reward, [one.first for one in batch] + [one.second for one in batch]).chunk(2)
     told = lambda values: torch.tensor(list(values), dtype=first.dtype, device=first.device)  # noqa: E731
     preferred = told(pair.preference for pair in pairs)
     noises = told(max(noise, pair.noise) for pair in pairs)
     ahead = margin * told(pair.much * (2 * pair.preference - 1) for pair in pairs)
     loss = preference_loss(first - ahead, second, preferred, noise=noises)
     return loss * told(pair.weight for pair in pairs) + centre * (first + second) ** 2
+
+
+def sums(reward: TextReward, sides: Sequence[Sequence[Chain]]) -> Tensor:
+    """What each side's replies are worth together # (S,)"""
+    scores = reward.along([chain for side in sides for chain in side])
+    owner = [number for number, side in enumerate(sides) for _, ends in side for _ in ends]
+    index = torch.tensor(owner, device=scores.device)
+    return scores.new_zeros(len(sides)).index_add(0, index, scores)
 
 
 def rating_losses(reward: TextReward, batch: Sequence[Rated]) -> Tensor:

@@ -23,8 +23,15 @@ from torch.nn import functional as F
 from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.reward_model import preference_loss
-from rl_dialog.models.text_reward import Reads, TextReward, adapters, half_precision
-from rl_dialog.preferences.replies import Preferences, Rating, ReplyPair, conversation_of, group_of
+from rl_dialog.models.text_reward import Chain, Reads, TextReward, adapters, half_precision
+from rl_dialog.preferences.replies import (
+    Preferences,
+    Rating,
+    ReplyPair,
+    conversation_of,
+    group_of,
+    judged_in,
+)
 from rl_dialog.preferences.reply_batches import (
     ALONE,
     Compared,
@@ -33,9 +40,10 @@ from rl_dialog.preferences.reply_batches import (
     Worker,
     pair_losses,
     rating_losses,
+    sums,
     updates,
 )
-from rl_dialog.preferences.segments import Reply
+from rl_dialog.preferences.segments import Reply, Spoken
 from rl_dialog.rewards.fitted import ReplyReward
 from rl_dialog.rewards.tfidf import TfidfClassifier, TfidfSettings
 from rl_dialog.rewards.words import words
@@ -278,10 +286,10 @@ def temperature(reward: TextReward, compared: Sequence[Compared], rated: Sequenc
     (Platt 1999), so that scores which are right on all N are not made ever larger. Ties are left out."""
     reward.model.eval()
     decided = [one for one in compared if one.pair.preference != 0.5]
-    first, second = (_scores(reward, [getattr(one, side) for one in decided]) for side in ("first", "second"))
+    first, second = (_sums(reward, [getattr(one, side) for one in decided]) for side in ("first", "second"))
     told = lambda name: torch.tensor([getattr(one.pair, name) for one in decided])  # noqa: E731
     scores, good = (
-        _scores(reward, [one.row for one in rated]),
+        _sums(reward, [[(one.row, [len(one.row)])] for one in rated]),
         torch.tensor([float(one.good) for one in rated]),
     )
     noise, weight, preferred = told("noise"), told("weight"), _platt(told("preference"))
@@ -302,8 +310,8 @@ def _platt(labels: Tensor) -> Tensor:
     return (labels * len(labels) + 1) / (len(labels) + 2)
 
 
-def _scores(reward: TextReward, rows: Sequence[list[int]]) -> Tensor:
-    parts = [reward(rows[start : start + TOGETHER]).cpu() for start in range(0, len(rows), TOGETHER)]
+def _sums(reward: TextReward, sides: Sequence[list[Chain]]) -> Tensor:
+    parts = [sums(reward, sides[start : start + TOGETHER]).cpu() for start in range(0, len(sides), TOGETHER)]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
@@ -317,7 +325,8 @@ def new_reward(
         return TextReward.from_base(
             resolve(base) if Path(base).is_dir() else base, max_length=max_length, reads=reads
         )
-    texts = (message["content"] for reply in labels.replies for message in conversation_of(reply))
+    replies = (reply for spoken in labels.replies for reply in judged_in(spoken))
+    texts = (message["content"] for reply in replies for message in conversation_of(reply))
     return TextReward.new(texts, **shape, max_length=max_length, reads=reads)
 
 
@@ -352,9 +361,8 @@ def plain_judges(train: Preferences, test: Preferences) -> dict[str, Scores]:
     return scores
 
 
-def score(reward: ReplyReward, replies: Sequence[Reply]) -> Scores:
-    """Reply id -> its score."""
-    different = {reply.id: reply for reply in replies}
-    return dict(
-        zip(different, reward.score(conversation_of(reply) for reply in different.values()), strict=True)
-    )
+def score(reward: ReplyReward, replies: Sequence[Spoken]) -> Scores:
+    """Id -> its score; a conversation's is the sum over its replies."""
+    different = {reply.id: judged_in(reply) for reply in replies}
+    values = iter(reward.score(conversation_of(one) for judged in different.values() for one in judged))
+    return {id: sum(next(values) for _ in judged) for id, judged in different.items()}

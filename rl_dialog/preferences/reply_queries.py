@@ -17,16 +17,16 @@ from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.labels import NewQuery, pair_id
-from rl_dialog.preferences.replies import Rating, as_dialog, by_context, replies_of, split_of
+from rl_dialog.preferences.replies import Rating, as_dialog, by_context, judged_in, replies_of, split_of
 from rl_dialog.preferences.reply_fitting import score
-from rl_dialog.preferences.segments import Reply, Segment, Segments
+from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments, Spoken
 from rl_dialog.rewards import Reward, choose_rewards
 from rl_dialog.rewards.fitted import ReplyReward, load_reward_model
 from rl_dialog.rewards.scorers import make_scorers
 
 TOGETHER = 500  # answers of the oracle in one transaction
 TASK = "Which reply is better?"
-Pair = tuple[Reply, Reply]
+Pair = tuple[Spoken, Spoken]
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,14 @@ def answer_by_reward(questions: ReplyQuestions, log: LabelLog, segments: Segment
     return answer_queries(log, segments, oracle, reward, name=name, most=questions.oracle_labels)
 
 
-def value_of(reply: Segment, reward: Reward) -> float | None:
-    """What a reward gives the reply; None where it does not apply."""
-    if not isinstance(reply, Reply):
-        raise UserError(f"expected replies to answer for, got a clip of an environment, {reply.id}")
-    return list(reward(as_dialog(reply)))[-1]
+def value_of(spoken: Segment, reward: Reward) -> float | None:
+    """What a reward gives the reply, or all replies of a conversation together; None where it does not
+    apply."""
+    if isinstance(spoken, Clip):
+        raise UserError(f"expected replies to answer for, got a clip of an environment, {spoken.id}")
+    values = [list(reward(as_dialog(reply)))[-1] for reply in judged_in(spoken)]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _sureness(reward_model: ReplyReward | None, pairs: Sequence[Pair]) -> list[float]:
@@ -195,5 +198,5 @@ def _sureness(reward_model: ReplyReward | None, pairs: Sequence[Pair]) -> list[f
     return [abs(scores[first.id] - scores[second.id]) for first, second in pairs]
 
 
-def _draw(seed: int, first: Reply, second: Reply) -> str:
+def _draw(seed: int, first: Spoken, second: Spoken) -> str:
     return hashlib.sha256(f"{seed}\0{pair_id(first.id, second.id)}".encode()).hexdigest()

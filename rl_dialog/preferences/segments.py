@@ -1,10 +1,12 @@
-"""Segments: what is compared. A clip of an environment, or a reply in its context.
+"""Segments: what is compared. A clip of an environment, a reply in its context, or a conversation after its
+beginning.
 
 Each is one file of its own, named by the SHA-256 of what is shown: the same segment is stored once, whoever
 meets it again and after any restart.
 
     clips/3f/3fa9....npz    Clip: observations, actions, true rewards, where it came from
     clips/81/8177....json   Reply: the messages before it, and its text
+    clips/b0/b03c....json   Conversation: the messages before it, and those that it is
 """
 
 from __future__ import annotations
@@ -84,12 +86,7 @@ class Reply:
     source: Mapping[str, Any] = field(default_factory=dict)  # model, dialog, ...: not part of the id
 
     def __post_init__(self) -> None:
-        if not all(
-            isinstance(message.get("content"), str) and message.get("role") for message in self.context
-        ):
-            raise UserError(
-                f"expected a context of messages with role and content, got {str(self.context)[:200]}"
-            )
+        _check_messages(self.context)
 
     @cached_property
     def id(self) -> str:
@@ -97,11 +94,40 @@ class Reply:
         return hashlib.sha256(self._content().encode()).hexdigest()
 
     def _content(self) -> str:
-        context = [{"role": message["role"], "content": message["content"]} for message in self.context]
-        return json.dumps({"context": context, "text": self.text}, ensure_ascii=False, sort_keys=True)
+        return _content_of(context=_plain(self.context), text=self.text)
 
 
-Segment = Clip | Reply
+@dataclass(frozen=True)
+class Conversation:
+    """What a bot and its partner said from some reply on. Raises UserError for what is no messages, or has no
+    reply of the bot among them."""
+
+    context: Sequence[Mapping[str, str]]  # what they had said before, that is no part of what is compared
+    messages: Sequence[Mapping[str, str]]  # role and content; the bot is the assistant
+    source: Mapping[str, Any] = field(default_factory=dict)  # model, dialog, ...: not part of the id
+
+    def __post_init__(self) -> None:
+        _check_messages(self.context)
+        _check_messages(self.messages)
+        if not any(message["role"] == "assistant" for message in self.messages):
+            raise UserError(f"expected a reply among the messages, got {str(self.messages)[:200]}")
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 over the roles and contents of all messages, in hex."""
+        return hashlib.sha256(self._content().encode()).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """All messages as one text, for where there is no room for more."""
+        return "\n".join(f"{message['role']}> {message['content']}" for message in self.messages)
+
+    def _content(self) -> str:
+        return _content_of(context=_plain(self.context), messages=_plain(self.messages))
+
+
+Spoken = Reply | Conversation
+Segment = Clip | Spoken
 
 
 class Segments:
@@ -115,7 +141,7 @@ class Segments:
         """Writes a segment if it is new; its id."""
         path = self._path(segment.id, segment)
         if not path.is_file():
-            data = _clip_bytes(segment) if isinstance(segment, Clip) else _reply_bytes(segment)
+            data = _clip_bytes(segment) if isinstance(segment, Clip) else _spoken_bytes(segment)
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(path, data)
         return segment.id
@@ -131,7 +157,7 @@ class Segments:
             raise KeyError(f"expected the segment {id} in {self.folder}, found none")
         path = paths[0]
         try:
-            segment = _read_clip(path) if path.suffix == ".npz" else _read_reply(path)
+            segment = _read_clip(path) if path.suffix == ".npz" else _read_spoken(path)
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             raise UserError(f"{path}: expected a segment, got {type(error).__name__}: {error}") from error
         if segment.id != id:
@@ -227,14 +253,28 @@ def restored(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.stack([np.moveaxis(frames[t : t + size], 0, -1) for t in range(len(newest) + 1)])
 
 
-def _reply_bytes(reply: Reply) -> bytes:
-    return json.dumps(
-        {**json.loads(reply._content()), "source": dict(reply.source)}, ensure_ascii=False
-    ).encode()
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+    if not all(isinstance(message.get("content"), str) and message.get("role") for message in messages):
+        raise UserError(f"expected a context of messages with role and content, got {str(messages)[:200]}")
 
 
-def _read_reply(path: Path) -> Reply:
+def _plain(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def _content_of(**parts: Any) -> str:
+    return json.dumps(parts, ensure_ascii=False, sort_keys=True)
+
+
+def _spoken_bytes(spoken: Spoken) -> bytes:
+    content = {**json.loads(spoken._content()), "source": dict(spoken.source)}
+    return json.dumps(content, ensure_ascii=False).encode()
+
+
+def _read_spoken(path: Path) -> Spoken:
     values = json.loads(path.read_text(encoding="utf-8"))
+    if "messages" in values:
+        return Conversation(values["context"], values["messages"], values["source"])
     return Reply(values["context"], values["text"], values["source"])
 
 

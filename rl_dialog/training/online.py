@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -185,6 +185,8 @@ class OnlineTrainer(Trainer):
         logged: rows of logs, for the supervised term.
         evaluate, report, describe: as Trainer has them; the best checkpoint is that of the highest
             `eval/return`.
+        about_rewards: where rewards are learned while the policy is, how that stands; returns of different
+            rounds cannot be compared then, so the best checkpoint is the latest.
     """
 
     def __init__(
@@ -200,6 +202,7 @@ class OnlineTrainer(Trainer):
         versions: Versions | None = None,
         logged: Sequence[Row] = (),
         evaluate: Evaluate | None = None,
+        about_rewards: Callable[[], Mapping[str, float]] | None = None,
         report: Callable[[dict[str, float], bool], None] | None = None,
         describe: str = "",
         device: torch.device | str = "cpu",
@@ -220,7 +223,8 @@ class OnlineTrainer(Trainer):
         self.step, self.best, self.unit_known = 0, None, False
         self._held_out: list[float] = []
         self.alarm = OverOptimisation()
-        self.metric, self.sign = self._selection_metric()
+        self.about_rewards = about_rewards
+        self.metric, self.sign = (None, 1) if about_rewards else self._selection_metric()
         frozen = prior.to(self.device) if prior else self.policy
         self.objective = OnlineObjective(self.policy, frozen, temperature)
         self.learning: nn.Module = self.objective  # what gradients are of: of several learners their sum
@@ -251,6 +255,7 @@ class OnlineTrainer(Trainer):
                 "data/drawn_tokens_per_s": drawn / played,
                 "data/learned_tokens_per_s": read * self.passes / (seconds - played),
                 "train/progress": self.step / self.total_steps,
+                **(self.about_rewards() if self.about_rewards else {}),
             }
             if self._due(self.config.logging_steps):
                 metrics = figures

@@ -40,7 +40,7 @@ from rl_dialog.preferences.labels import Remarks
 from rl_dialog.preferences.page.desk import MOST_LEASES, Desk
 from rl_dialog.preferences.plan import LONGEST_REASON, MOST_REASONS, Plan
 from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.segments import Clip, Segment, Segments
+from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 STATIC = Path(__file__).parent / "static"
@@ -100,8 +100,10 @@ class Page:
     def shown(self, segment: Segment) -> dict[str, Any]:
         """A segment as the page draws it."""
         if not isinstance(segment, Clip):
-            context = [dict(message) for message in segment.context]
-            return {"kind": "reply", "id": segment.id, "context": context, "text": segment.text}
+            shown = {"id": segment.id, "context": [dict(message) for message in segment.context]}
+            if isinstance(segment, Reply):
+                return {"kind": "reply", **shown, "text": segment.text}
+            return {"kind": "conversation", **shown, "messages": [dict(each) for each in segment.messages]}
         picture = self.sheets(segment.id)
         ended = segment.steps < len(segment.actions)
         size = {name: getattr(picture, name) for name in ("frames", "columns", "width", "height")}

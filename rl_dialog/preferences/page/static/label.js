@@ -213,7 +213,8 @@ async function present(why = "") {
   if (clips) showClips(query, found);
   else showReplies(query);
   state.shown = first;
-  say(`${why}${query.task ? `${query.task} ` : ""}A pair of ${clips ? "clips" : "replies"}.`);
+  const kinds = { clip: "clips", reply: "replies", conversation: "conversations" };
+  say(`${why}${query.task ? `${query.task} ` : ""}A pair of ${kinds[query.left.kind]}.`);
   tell();
 }
 
@@ -229,23 +230,38 @@ function showClips(query, found) {
 
 function showReplies(query) {
   player.clear();
-  const names = { user: "User", assistant: "Bot", system: "Instructions", tool: "Tool" };
-  const messages = query.left.context.map(({ role, content }) => {
-    const item = $("message-template").content.cloneNode(true).querySelector("li");
-    item.classList.add(role);
-    item.querySelector(".role").textContent = names[role] ?? role;
-    write(item.querySelector(".text"), content, role);
-    return item;
-  });
-  $("context").replaceChildren(...messages);
-  $("context").hidden = false;
+  $("context").replaceChildren(...query.left.context.map(bubble));
+  $("context").hidden = query.left.context.length === 0;
   const replies = sides.map((side) => side.querySelector(".reply"));
-  sides.forEach((side, n) => write(replies[n], query[side.id].text, "assistant"));
+  const whole = query.left.kind === "conversation";
+  sides.forEach((side, n) => {
+    replies[n].classList.toggle("text", !whole);
+    if (whole) replies[n].replaceChildren(talk(query[side.id].messages));
+    else write(replies[n], query[side.id].text, "assistant");
+  });
   for (const reply of replies) reply.scrollTop = 0;
-  const marked = state.difference && markDifference(...replies);
+  $("show-difference").hidden = whole; // they are not the same but for a few words
+  const marked = state.difference && !whole && markDifference(...replies);
   $("show-difference").classList.toggle("in-vain", state.difference && !marked);
   $("pair").scrollTop = 0;
   $("context").scrollTop = $("context").scrollHeight;
+}
+
+function talk(messages) {
+  const list = document.createElement("ol");
+  list.className = "talk";
+  list.replaceChildren(...messages.map(bubble));
+  return list;
+}
+
+/** A message of a conversation, with who said it. */
+function bubble({ role, content }) {
+  const names = { user: "User", assistant: "Bot", system: "Instructions", tool: "Tool" };
+  const item = $("message-template").content.cloneNode(true).querySelector("li");
+  item.classList.add(role);
+  item.querySelector(".role").textContent = names[role] ?? role;
+  write(item.querySelector(".text"), content, role);
+  return item;
 }
 
 /** Markdown, calls of tools, or as it was written. */
@@ -259,7 +275,7 @@ function toggleView(name) {
   state[name] = !state[name];
   kept.set(name, state[name]);
   tellViews();
-  if (state.shown && !$("context").hidden) showReplies(state.shown.query);
+  if (state.shown && state.shown.query.left.kind !== "clip") showReplies(state.shown.query);
 }
 
 function tellViews() {
