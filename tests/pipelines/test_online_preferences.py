@@ -1,0 +1,202 @@
+"""`online --preferences.labeller`: a policy learns what is preferred of its conversations as it has them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines import fit_reward, online
+from pipelines.online import OnlineConfig
+from rl_dialog.errors import UserError
+from rl_dialog.methods import RLOO
+from rl_dialog.preferences import labelled_reward
+from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.labelled_reward import LabelledReward
+from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
+from rl_dialog.preferences.reply_fitting import Fitting
+from rl_dialog.preferences.segments import Conversation, Reply, Segments
+
+WORLD = '''
+import numpy as np
+
+class Vowels:
+    """Pays for vowels, in two turns; partners differ in what they say first."""
+    def reset(self, *, seed=None):
+        self.messages = [{"role": "user", "content": f"hello {np.random.default_rng(seed).integers(99)}"}]
+        return list(self.messages), {}
+    def step(self, reply):
+        self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and you?"}]
+        return list(self.messages), vowels_in(reply), len(self.messages) > 4, False, {}
+
+def vowels_in(text):
+    return float(sum(text.count(letter) for letter in "aeiou"))
+
+def vowels(dialog):
+    """The vowels of each reply."""
+    return [vowels_in(dialog.messages[i]["content"]) for i in dialog.replies]
+'''
+
+
+@pytest.fixture
+def config(checkpoints, tmp_path: Path, monkeypatch) -> OnlineConfig:  # noqa: ANN001
+    (tmp_path / "vowels_world.py").write_text(WORLD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("vowels_world", None)
+    asked = LabelledRewardSettings(
+        labeller="oracle",
+        budget=300,
+        initial_labels=30,
+        fitting=Fitting(epochs=5, learning_rate=3e-3),
+        validation=0.2,
+        max_length=64,
+    )
+    return OnlineConfig(
+        model_name_or_path=checkpoints["bc"],
+        env="vowels_world:Vowels",
+        method=RLOO(c=0.01),
+        output_dir=str(tmp_path / "online"),
+        groups=6,
+        group_size=4,
+        max_steps=10,
+        warmup_steps=0,
+        eval_steps=5,
+        learning_rate=1e-2,
+        env_episodes=24,
+        max_new_tokens=4,
+        report_to="none",
+        quiet=True,
+        device="cpu",
+        preferences=asked,
+    )
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_policy_learns_what_is_preferred(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """Nobody tells it what the world pays; an oracle says of pairs which was paid more. What was labelled is
+    read by `fit_reward` as if people had answered."""
+    result = online.main(config)
+    out = Path(config.output_dir)
+    measured = [line for line in lines(out) if "eval/true_return" in line]
+    assert "eval/return" not in measured[0] and measured[0]["eval/unscored"] == 1  # no reward yet
+    assert measured[-1]["eval/true_return"] > measured[0]["eval/true_return"] + 0.5
+    assert Path(result["best"]).name == "checkpoint-10"  # returns by other rewards cannot be compared
+    rounds = [line for line in lines(out) if "train/return" in line]
+    assert rounds[0]["pref/labels"] == 30 and rounds[-1]["pref/labels"] <= 300
+    assert rounds[-1]["pref/held_out_accuracy"] > 0.6
+    assert all("train/true_return" in line and "train/reward_labels" in line for line in rounds)
+    fitted = fit_reward.FitRewardConfig(run=str(out), output_dir=str(tmp_path / "reward"), quiet=True)
+    assert fit_reward.main(replace(fitted, device="cpu", num_hidden_layers=1, hidden_size=32))["pairs"] > 40
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_asks_and_learns_the_same(config, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
+    """What it had asked and learned after its checkpoint is forgotten; the labels are not asked for again."""
+    config = replace(config, max_steps=6, eval_steps=2)
+    whole = online.main(config)
+    half = replace(config, output_dir=str(tmp_path / "half"))
+    meet = LabelledReward.meet
+
+    def stop_in_the_middle(self, played, policy, tokenizer, step: int) -> None:  # noqa: ANN001
+        meet(self, played, policy, tokenizer, step)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LabelledReward, "meet", stop_in_the_middle)
+    with pytest.raises(KeyboardInterrupt):
+        online.main(half)
+    answered = LabelLog(f"sqlite:///{tmp_path / 'half' / 'labels.db'}").labels()
+    monkeypatch.setattr(LabelledReward, "meet", meet)
+    resumed = online.main(replace(half, resume=True))
+    weights = [Path(run["latest"], "model.safetensors").read_bytes() for run in (whole, resumed)]
+    assert weights[0] == weights[1]
+    labels = [LabelLog(f"sqlite:///{folder / 'labels.db'}").labels()
+              for folder in (Path(config.output_dir), tmp_path / "half")]  # fmt: skip
+    told = [{(each.query, each.first, each.preference) for each in of_run} for of_run in labels]
+    assert told[0] == told[1] and labels[1][: len(answered)] == answered
+
+
+def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> None:  # noqa: ANN001
+    """One person answers in the folder of the run, as `label --run` does."""
+    monkeypatch.setattr(labelled_reward, "LOOK", 0.05)
+    asked = replace(config.preferences, labeller="people", initial_labels=12, budget=16, max_behind=0)
+    config = replace(config, preferences=asked, max_steps=2, eval_steps=0)
+    out, over, seen = Path(config.output_dir), threading.Event(), []
+
+    def person() -> None:
+        while not (out / "asked.jsonl").is_file() and not over.is_set():
+            time.sleep(0.02)
+        log, segments = LabelLog(f"sqlite:///{out / 'labels.db'}"), Segments(out / "clips")
+        while not over.is_set():
+            pair = log.lease("ann")
+            if pair is None:
+                time.sleep(0.02)
+                continue
+            left, right = segments[pair.left], segments[pair.right]
+            seen.append((type(left), pair.task))
+            longer = len(left.text) - len(right.text)
+            log.answer(pair.id, "ann", "tie" if not longer else "left" if longer > 0 else "right")
+
+    thread = threading.Thread(target=person)
+    thread.start()
+    try:
+        online.main(config)
+    finally:
+        over.set()
+        thread.join()
+    assert len(seen) >= 12 and set(seen) == {(Conversation, "In which conversation is the bot better?")}
+    assert f"waiting for 12 of 12 labels: python -m pipelines.label --run {out}" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_single_replies_are_compared_with_what_might_have_been_said(config) -> None:  # noqa: ANN001
+    asked = replace(config.preferences, about="replies", answers="vowels_world:vowels", initial_labels=30)
+    online.main(replace(config, preferences=asked, eval_steps=0))
+    out = Path(config.output_dir)
+    segments = Segments(out / "clips")
+    pairs = [(segments[each.first], segments[each.second]) for each in _log(out).labels()]
+    assert all(isinstance(spoken, Reply) for pair in pairs for spoken in pair)
+    assert all(first.context == second.context and first.text != second.text for first, second in pairs)
+    assert {len(first.context) for first, _ in pairs} == {1, 3}  # of both turns
+    measured = [line["eval/true_return"] for line in lines(out) if "eval/true_return" in line]
+    assert measured[-1] > measured[0] + 0.5
+
+
+def _log(out: Path) -> LabelLog:
+    return LabelLog(f"sqlite:///{out / 'labels.db'}")
+
+
+def test_labels_that_prefer_nothing_end_the_run(config) -> None:  # noqa: ANN001
+    ties = replace(config.preferences, oracle=replace(config.preferences.oracle, ties=100.0))
+    with pytest.raises(UserError, match="expected labels that prefer one of two"):
+        online.main(replace(config, preferences=ties))
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_labels", "message"),
+    [
+        ({"rewards": {"question": 1.0}}, {}, "expected no --rewards.NAME WEIGHT"),
+        ({"env": "", "contexts": "data"}, {}, "expected --env or --users"),
+        ({}, {"initial_labels": 200, "budget": 100}, "expected at most the budget of 100"),
+        ({}, {"initial_labels": 37}, "expected at most the pairs of a round, 36 in 6 groups of 4"),
+        ({}, {"about": "replies"}, "expected --preferences.answers REWARD"),
+        ({}, {"labeller": "people", "answers": "vote"}, "expected --preferences.labeller oracle"),
+        ({}, {"validation": 1.0}, "--preferences.validation of at least 0 and below 1"),
+        ({}, {"budget": 0}, "--budget of at least 1"),
+        ({}, {"model_name_or_path": "./nowhere"}, "expected a directory"),
+    ],
+    ids=str,
+)
+def test_what_can_be_known_to_fail_is_told_first(config, of_run, of_labels, message: str) -> None:  # noqa: ANN001
+    asked = replace(config.preferences, **of_labels)
+    with pytest.raises(UserError, match=message):
+        online.main(replace(config, preferences=asked, **of_run))
