@@ -32,7 +32,7 @@ from rl_dialog.data.tokenize import (
 )
 from rl_dialog.errors import UserError
 from rl_dialog.models.causal_lm import base_of_adapter
-from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.checkpoint import resolve, start_of
 from rl_dialog.models.small_encoder import small_encoder
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ class TextReward:
     def rated(self) -> bool:
         """Was it fitted to good and bad replies, so that its scores have a zero?"""
         return getattr(self.model.config, "rated", False)
+
+    @property
+    def pretrained(self) -> bool:
+        """Did it begin from a model that was trained elsewhere, which long steps would make forget?"""
+        return getattr(self.model.config, "pretrained", False)
 
     @property
     def size(self) -> int:
@@ -209,6 +214,8 @@ class TextReward:
             ) from error
         if len(tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(tokenizer))
+        if not hasattr(model.config, "pretrained"):  # a reward model of ours knows
+            model.config.pretrained = start_of(base) == "pretrained"
         model.config.reads, model.config.rated = reads, False
         return cls(_padded(model, tokenizer), tokenizer, max_length=max_length)
 
@@ -230,7 +237,7 @@ class TextReward:
         size = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
         config = small_encoder(tokenizer, **size, max_length=max_length)
         config.classifier_pooling, config.num_labels = "mean", 1
-        config.reads, config.rated = reads, False
+        config.reads, config.rated, config.pretrained = reads, False, False
         return cls(ModernBertForSequenceClassification(config), tokenizer, max_length=max_length)
 
     def divide(self, temperature: float) -> None:

@@ -58,9 +58,9 @@ TOGETHER = 32  # held-out rows in a pass
 class Fitting:
     """How a reward model over text is fitted. Raises UserError for a number out of its range."""
 
-    learning_rate: float = 1e-3
-    """AdamW's learning rate at its highest, after a tenth of the steps; it falls to 0. 1e-5 is usual for a
-    large pretrained model"""
+    learning_rate: float | None = None
+    """AdamW's learning rate at its highest, after a tenth of the steps; it falls to 0. By default 1e-3 for a
+    model that was made here, and 1e-5 for a pretrained one (1e-4 for its adapters)"""
     batch_size: int = 16
     """pairs, and as many ratings, that a step learns from"""
     epochs: float = 4.0
@@ -98,7 +98,7 @@ class Fitting:
         self._check_large()
         if (
             self.batch_size < 1
-            or not self.learning_rate > 0
+            or (self.learning_rate is not None and not self.learning_rate > 0)
             or not self.epochs > 0
             or not 0 <= self.noise < 1
             or min(self.weight_decay, self.margin, self.centre) < 0
@@ -155,7 +155,8 @@ def fit(
             reward.model,
             _losses(reward, compared, rated, settings, seed, worker),
             steps=max(1, round(settings.epochs * max(len(compared), len(rated)) / settings.batch_size)),
-            **{name: getattr(settings, name) for name in ("learning_rate", "weight_decay")},
+            learning_rate=learning_rate_of(reward, settings),
+            weight_decay=settings.weight_decay,
             progress=progress,
             together=worker.together,
             is_done=stopping,
@@ -164,6 +165,13 @@ def fit(
     if any(held_out):
         reward.divide(temperature(reward, *held_out))
     reward.model.config.rated = bool(rated)
+
+
+def learning_rate_of(reward: TextReward, settings: Fitting) -> float:
+    """The one that is given, or that suits the model."""
+    if settings.learning_rate is not None:
+        return settings.learning_rate
+    return (1e-4 if settings.use_peft else 1e-5) if reward.pretrained else 1e-3
 
 
 def _set_aside(

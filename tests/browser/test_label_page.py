@@ -13,7 +13,7 @@ from rl_dialog.preferences.frames import draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.page.app import create_page
 from rl_dialog.preferences.page.server import PageServer
-from rl_dialog.preferences.segments import Clip, Reply, Segments
+from rl_dialog.preferences.segments import Clip, Conversation, Reply, Segments
 
 pytestmark = pytest.mark.browser
 
@@ -413,6 +413,37 @@ def test_replies_are_text_and_nothing_else(labels, sit_down):
     (label,) = labels.log.labels()
     preferred = label.first if label.preference == 1 else label.second
     assert preferred == (one if texts["right"].endswith("one") else other)
+
+def test_conversations_are_read_side_by_side(labels, sit_down):
+    """Who said what is told on both sides, above is what they have in common, and what people wrote stays
+    text; a clip that follows is shown as ever."""
+    opening = [{"role": "user", "content": "a table for two, please"}]
+    short = [{"role": "assistant", "content": f"{MARKUP} done"}]
+    long = [{"role": role, "content": f"turn {n}: {'word ' * 40}"}
+            for n in range(6) for role in ("assistant", "user")]  # fmt: skip
+    one, other = (labels.segments.add(Conversation(opening, talk)) for talk in (short, long))
+    labels.log.add_query(one, other, task="In which conversation is the bot better?", priority=1.0)
+    labels.ask(priority=0.0)
+    ann = sit_down("ann", labels.url())
+    ann.page.get_by_role("heading", name="In which conversation").wait_for()
+    assert ann.page.locator("#context li").count() == 1
+    sides = {name: ann.page.locator(f"#{name} .talk > li") for name in ("left", "right")}
+    eventually(lambda: sorted(side.count() for side in sides.values()) == [1, 12])
+    left = "one" if sides["left"].count() == 1 else "other"
+    assert ann.page.locator(".talk .role").all_inner_texts().count("User") == 6
+    assert ann.page.locator("img:not(.mark), b").count() == 0
+    assert not ann.button("Differences").is_visible() and ann.button("Plain").is_visible()
+    assert ann.page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+    ann.button("Plain").click()
+    assert sorted(side.count() for side in sides.values()) == [1, 12]
+    ann.page.set_viewport_size({"width": 390, "height": 800})
+    assert ann.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ann.press("l")
+    ann.saved(1)
+    (label,) = labels.log.labels()
+    assert (label.preference == 1.0) == ((label.first == one) == (left == "one"))
+    ann.ready()  # clips
+    assert ann.page.locator(".talk").count() == 0 or not ann.page.locator(".talk").first.is_visible()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from rl_dialog.preferences.replies import (
     pairs_of_labels,
 )
 from rl_dialog.preferences.reply_batches import Compared, Rows, pair_losses
-from rl_dialog.preferences.reply_fitting import Fitting, fit, score
+from rl_dialog.preferences.reply_fitting import Fitting, fit, learning_rate_of, score
 from rl_dialog.preferences.reply_queries import value_of
 from rl_dialog.preferences.segments import Conversation, Reply, Segments
 
@@ -213,3 +213,21 @@ def test_who_failed_is_not_compared_and_roles_are_compared_apart() -> None:
     }
     assert texts(True) == {("a", "b")}
     assert texts(False) == {("a", "b"), ("e", "g")}
+
+
+def test_a_pretrained_model_takes_shorter_steps(tmp_path, make_policy, tokenizer) -> None:
+    """Its words are not forgotten for the first labels. A reward model of ours knows what it began from."""
+    rates = {}
+    for start in ("made", "pretrained"):
+        policy = make_policy(BC(), "llama")
+        policy.start = start
+        policy.save_pretrained(tmp_path / start)
+        tokenizer.save_pretrained(tmp_path / start)
+        reward = TextReward.from_base(str(tmp_path / start), max_length=64)
+        reward.save_pretrained(tmp_path / f"reward-{start}")
+        again = TextReward.from_base(str(tmp_path / f"reward-{start}"), max_length=64)
+        rates[start] = [learning_rate_of(each, Fitting()) for each in (reward, again)]
+    new = TextReward.new(["hello"] * 3, hidden_size=32, num_hidden_layers=1, vocab_size=300)
+    assert rates == {"made": [1e-3, 1e-3], "pretrained": [1e-5, 1e-5]}
+    assert learning_rate_of(new, Fitting()) == 1e-3 and learning_rate_of(new, Fitting(learning_rate=1)) == 1
+    assert learning_rate_of(reward, Fitting(use_peft=True)) == 1e-4

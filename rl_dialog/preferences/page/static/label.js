@@ -241,6 +241,7 @@ function showReplies(query) {
   });
   for (const reply of replies) reply.scrollTop = 0;
   $("show-difference").hidden = whole; // they are not the same but for a few words
+  $("pair").classList.toggle("whole", whole);
   const marked = state.difference && !whole && markDifference(...replies);
   $("show-difference").classList.toggle("in-vain", state.difference && !marked);
   $("pair").scrollTop = 0;
