@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +32,6 @@ from torch.nn.parallel import DistributedDataParallel
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.by_length import batches
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
-from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Heads, Method
@@ -44,7 +43,9 @@ from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.models.seeded_noise import derived
+from rl_dialog.training.learned_rows import check_rewards, in_units, outcomes, shifted, spread_of_returns
 from rl_dialog.training.logger import Logger
+from rl_dialog.training.micro_batches import epoch_order, like_lengths
 from rl_dialog.training.optim import (
     Schedule,
     default_learning_rate,
@@ -56,7 +57,6 @@ from rl_dialog.training.optim import (
 from rl_dialog.training.worker_group import place_in_group
 
 FAR = 0.5  # nats per token from the prior at the start that are told: two clones of the same logs are nearer
-PADDING = 512  # tokens of padding in a micro-batch that are cheaper than one more pass through the model
 
 Evaluate = Callable[[Policy, Any, int], dict[str, float]]  # (policy, tokenizer, step) -> {"eval/return": ...}
 
@@ -202,15 +202,15 @@ class Trainer:
     ) -> tuple[Sequence[Row], Sequence[Row]]:
         """The rows as the method learns from them, with rewards in the unit that its values get."""
         config, method = self.config, policy.method
-        train_rows, eval_rows = (_shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
-        train_rows, eval_rows = (_outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
-        _check_rewards(method, train_rows)
+        train_rows, eval_rows = (shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
+        train_rows, eval_rows = (outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
+        check_rewards(method, train_rows)
         if policy.heads is not None or method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
             policy.value_unit = config.value_unit or spread
             if policy.heads is not None and not method.heads.lm_target and not config.value_unit:
                 policy.heads.start_at(level / policy.value_unit)
-            train_rows, eval_rows = (_in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
+            train_rows, eval_rows = (in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
         if policy.message_heads is not None and policy.start == "new" and method.draws_from_posterior:
             _start_message_heads(policy, train_rows)
         train_rows, eval_rows = method.prepare(train_rows, eval_rows, self.tokenizer)
@@ -820,53 +820,6 @@ def _start_message_heads(policy: Policy, rows: Sequence[Row]) -> None:
         policy.message_heads.start_at(emotions, embeddings)
 
 
-def _shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:
-    """The rows with `shift` added to every known reward."""
-    return rows if not shift else [row.with_rewards(lambda rewards: rewards + shift) for row in rows]
-
-
-def _outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows with 0 for the replies before a known outcome, where all rewards of the training split are
-    outcomes.
-
-    Where only last replies have a reward, it is that of the conversation and the replies before it earned 0;
-    anywhere else a missing reward is one that nobody gave.
-    """
-    rated = [~np.isnan(row.all_rewards) for row in train_rows]
-    if any(row_rated[:-1].any() for row_rated in rated) or not any(
-        len(row_rated) > 1 and row_rated[-1] for row_rated in rated
-    ):
-        return rows
-    if rows is train_rows:
-        warnings.warn(
-            "only last replies have a reward: it is taken for the conversation's, and the replies before it "
-            "earned 0",
-            stacklevel=3,
-        )
-    return [row if np.isnan(row.all_rewards[-1:]).any() else row.with_rewards(np.nan_to_num) for row in rows]
-
-
-def _in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
-    """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided
-    by it and rounded once."""
-    return rows if unit == 1 else [row.with_rewards(lambda rewards: rewards / unit) for row in rows]
-
-
-def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
-    """(standard deviation, mean) of what followed each reply to the end of its conversation, undiscounted;
-    what has no known reward counts nothing.
-
-    The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where
-    all returns are equal it is their size, or 1 when they are 0.
-    """
-    returns = np.concatenate([to_go(row.all_rewards.astype(np.float64))[: len(row.rewards)] for row in rows])
-    returns = returns[~np.isnan(returns)]
-    spread, level = (float(returns.std()), float(returns.mean())) if len(returns) else (0.0, 0.0)
-    if spread <= 1e-6 * abs(level):
-        spread = abs(level) or 1.0
-    return spread, level
-
-
 def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:
     """How many terms the losses of all rows have."""
     units = [rows[i : i + method.rows_per_unit] for i in range(0, len(rows), method.rows_per_unit)]
@@ -876,50 +829,9 @@ def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:
     )
 
 
-def _check_rewards(method: Method, rows: Sequence[Row]) -> None:
-    """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed
-    out."""
-    if not method.needs_rewards:
-        return
-    values = np.concatenate([row.rewards for row in rows])
-    rewards = values[~np.isnan(values)]
-    if not rewards.any():
-        raise UserError(
-            f"{type(method).__name__} learns from rewards, and all {len(values)} replies of the training "
-            f"split have reward 0 or none{unrated(values)}: run prepare with --rewards.NAME WEIGHT (its "
-            "manifest.json lists what the logs carry), or train bc"
-        )
-    if (rewards == rewards[0]).all():
-        warnings.warn(
-            f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long "
-            "conversations get",
-            stacklevel=3,
-        )
-
-
 def _may_leave_parameters_out(policy: Policy) -> bool:
     """Whether a loss can skip some parameters, which DDP must be told: an LM head that nothing trains when
     the cloning term is off, say."""
     config = policy.model_config
     detached = config.detach_q or config.detach_v or config.detach_lm
     return policy.is_hierarchical or policy.method.skips_parameters or detached
-
-
-def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """The updates of one epoch: all rows in random order, whatever their lengths; the last update is filled
-    up from the epoch's first rows."""
-    order = np.random.default_rng((seed, epoch)).permutation(count)
-    return list(np.concatenate([order, np.resize(order, -count % batch_size)]).reshape(-1, batch_size))
-
-
-def like_lengths(rows: Sequence[int], lengths: Mapping[int, int], size: int) -> Iterator[Sequence[int]]:
-    """Cuts `rows`, which rise in length, into micro-batches of at most `size`, and where padding would cost
-    more than a pass of its own."""
-    start, real = 0, 0
-    for end, row in enumerate(rows):
-        padding = lengths[row] * (end - start) - real
-        if end > start and (end - start == size or (padding > PADDING and padding > real / 4)):
-            yield rows[start:end]
-            start, real = end, 0
-        real += lengths[row]
-    yield rows[start:]

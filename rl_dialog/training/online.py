@@ -37,7 +37,8 @@ from rl_dialog.models.checkpoint import describe
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.logger import Logger, write_note
-from rl_dialog.training.loop import Evaluate, Objective, Trainer, like_lengths
+from rl_dialog.training.loop import Evaluate, Objective, Trainer
+from rl_dialog.training.micro_batches import like_lengths
 from rl_dialog.training.optim import Schedule
 from rl_dialog.training.over_optimisation import OverOptimisation
 from rl_dialog.training.token_page import TokenEpisode, TokenRow, token_page

@@ -33,14 +33,9 @@ from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.checkpoint import freeze_prior, load_prior
 from rl_dialog.models.policy import ModelConfig, Policy, load_lm
 from rl_dialog.models.prior import Prior
-from rl_dialog.training.loop import (
-    PADDING,
-    Trainer,
-    TrainerConfig,
-    epoch_order,
-    like_lengths,
-    spread_of_returns,
-)
+from rl_dialog.training.learned_rows import spread_of_returns
+from rl_dialog.training.loop import Trainer, TrainerConfig
+from rl_dialog.training.micro_batches import PADDING, epoch_order, like_lengths
 from rl_dialog.training.optim import learning_rate_at
 from tests.ports import free_port
 

@@ -112,7 +112,7 @@ def test_one_update_whatever_the_length_of_others(make_trainer, method: Method, 
     """An episode that ends in many words of the world makes others' rows longer, and changes nothing; nor
     does the id of the padding."""
     rollouts = episodes()
-    monkeypatch.setattr("rl_dialog.training.loop.PADDING", 10**9)  # all in one micro-batch
+    monkeypatch.setattr("rl_dialog.training.micro_batches.PADDING", 10**9)  # all in one micro-batch
     whole = learned(make_trainer(method, None), rollouts)
     row = rollouts[0].rows[-1]
     tail = np.full(40, 9, np.int32)

@@ -1,0 +1,82 @@
+"""The rows of a data directory as a method learns from them: rewards shifted, outcomes told from rewards that
+nobody gave, and rewards in units of how far returns spread."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl_dialog.data.missing import to_go, unrated
+from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
+from rl_dialog.methods.method import Method
+
+
+def shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:
+    """The rows with `shift` added to every known reward."""
+    return rows if not shift else [row.with_rewards(lambda rewards: rewards + shift) for row in rows]
+
+
+def outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows with 0 for the replies before a known outcome, where all rewards of the training split are
+    outcomes.
+
+    Where only last replies have a reward, it is that of the conversation and the replies before it earned 0;
+    anywhere else a missing reward is one that nobody gave.
+    """
+    rated = [~np.isnan(row.all_rewards) for row in train_rows]
+    if any(row_rated[:-1].any() for row_rated in rated) or not any(
+        len(row_rated) > 1 and row_rated[-1] for row_rated in rated
+    ):
+        return rows
+    if rows is train_rows:
+        warnings.warn(
+            "only last replies have a reward: it is taken for the conversation's, and the replies before it "
+            "earned 0",
+            stacklevel=3,
+        )
+    return [row if np.isnan(row.all_rewards[-1:]).any() else row.with_rewards(np.nan_to_num) for row in rows]
+
+
+def in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
+    """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided
+    by it and rounded once."""
+    return rows if unit == 1 else [row.with_rewards(lambda rewards: rewards / unit) for row in rows]
+
+
+def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
+    """(standard deviation, mean) of what followed each reply to the end of its conversation, undiscounted;
+    what has no known reward counts nothing.
+
+    The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where
+    all returns are equal it is their size, or 1 when they are 0.
+    """
+    returns = np.concatenate([to_go(row.all_rewards.astype(np.float64))[: len(row.rewards)] for row in rows])
+    returns = returns[~np.isnan(returns)]
+    spread, level = (float(returns.std()), float(returns.mean())) if len(returns) else (0.0, 0.0)
+    if spread <= 1e-6 * abs(level):
+        spread = abs(level) or 1.0
+    return spread, level
+
+
+def check_rewards(method: Method, rows: Sequence[Row]) -> None:
+    """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed
+    out."""
+    if not method.needs_rewards:
+        return
+    values = np.concatenate([row.rewards for row in rows])
+    rewards = values[~np.isnan(values)]
+    if not rewards.any():
+        raise UserError(
+            f"{type(method).__name__} learns from rewards, and all {len(values)} replies of the training "
+            f"split have reward 0 or none{unrated(values)}: run prepare with --rewards.NAME WEIGHT (its "
+            "manifest.json lists what the logs carry), or train bc"
+        )
+    if (rewards == rewards[0]).all():
+        warnings.warn(
+            f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long "
+            "conversations get",
+            stacklevel=3,
+        )
