@@ -176,11 +176,7 @@ def load_trainer(
     prior = freeze_prior(policy, out / "prior", tokenizer, checkpoints=priors, started=started)
     _check_prior(config, policy, prior)
     policy.to(device)
-    versions = (
-        Versions(policy, staleness=config.max_staleness, lag=config.opponent_lag)
-        if config.self_play or config.num_workers
-        else None
-    )
+    versions = _versions_of(config, policy)
     play = replace(_rollouts_of(config, policy, make_env, out / "rollouts", judge, versions), watch=watch)
     evaluate = evaluation_of(config, play, held_out, policy)
     return OnlineTrainer(
@@ -199,6 +195,13 @@ def load_trainer(
         describe=model_card(config, out.name, steered=policy.steering is not None),
         device=device,
     )
+
+
+def _versions_of(config: OnlineRun, policy: Policy) -> Versions | None:
+    """Of the policy, where older ones play."""
+    if not (config.self_play or config.num_workers):
+        return None
+    return Versions(policy, staleness=config.max_staleness, lag=config.opponent_lag)
 
 
 def _rollouts_of(
