@@ -90,7 +90,8 @@ def make_policy(tokenizer):
     its heads random, no two alike."""
     import torch
 
-    from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+    from rl_dialog.models.language_model import ModelConfig, load_lm
+    from rl_dialog.models.policy import Policy
 
     def build(
         method,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipelines.benchmark.settings import BenchmarkConfig
-from rl_dialog.models.policy import ModelConfig, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from rl_dialog.data.tokenize import encode_prompt, train_tokenizer
 from rl_dialog.evaluation.draws import Context, draw_replies
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import BC
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 
 
 def measure(config: BenchmarkConfig) -> Result:

@@ -13,7 +13,8 @@ from pipelines.benchmark.measuring import Measured, Result, speeds, take_turns
 from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.errors import UserError
 from rl_dialog.methods import ILQL
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 
 
 def measure(config: BenchmarkConfig) -> Result:

@@ -37,7 +37,8 @@ from rl_dialog.data.tokenize import encode_prompt, train_tokenizer
 from rl_dialog.evaluation.generation import left_padded, pad_id
 from rl_dialog.evaluation.online_run import load_trainer, model_of
 from rl_dialog.methods import BC, GRPO, RLOO, Method
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.online import OnlineTrainer
 from rl_dialog.training.versions import take_weights, weights_of
 

@@ -17,7 +17,8 @@ from rl_dialog.evaluation.episodes import Episode, play_episodes
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.players import ScriptedPlay
 from rl_dialog.methods import ILQL
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 GAMES = 1000  # of each scripted player
 PLAYERS = ("optimal", "consistent", "mixture", "random")

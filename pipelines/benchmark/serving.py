@@ -28,7 +28,8 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.data.tokenize import encode_prompt, train_tokenizer
 from rl_dialog.evaluation.generation import Decoding, generate_replies
 from rl_dialog.methods import ILQL
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Engine, Piece
 

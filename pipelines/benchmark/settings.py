@@ -8,7 +8,7 @@ from typing import Literal
 import tyro
 
 from pipelines.benchmark.contenders import CONTENDERS
-from rl_dialog.models.policy import ModelConfig
+from rl_dialog.models.language_model import ModelConfig
 from rl_dialog.run import Output
 
 

@@ -16,7 +16,8 @@ from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Objective, TrainerConfig
 from rl_dialog.training.optim import make_optimizer

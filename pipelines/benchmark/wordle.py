@@ -38,7 +38,8 @@ from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.evaluation.experiment import Say
 from rl_dialog.evaluation.q_rank import Pair, q_rank, read_pairs
 from rl_dialog.methods import BC, ILQL, SARSA, Method
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import BC
 from rl_dialog.models.checkpoint import steering_of
 from rl_dialog.models.device import named_device
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.versions import Versions, take_weights, weights_of
 
 Task = tuple[Sequence[int], tuple[Any, ...]]  # numbers of episodes, and what the player is told besides

@@ -25,7 +25,8 @@ from rl_dialog.evaluation.rollouts import Judge, Rollouts, Watch, judged_return,
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import RLOO, Method
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of, steering_of
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.rewards import REWARDS, Reward, choosing
 from rl_dialog.training.loop import Evaluate

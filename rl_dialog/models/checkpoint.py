@@ -37,7 +37,8 @@ from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.causal_lm import BASE, base_of_adapter, is_model, open_causal_lm
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.steering import Steering
 

@@ -16,7 +16,8 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.methods.method import Method
 from rl_dialog.models.checkpoint import freeze_prior
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 SAID = ("yes", "no", "perhaps", "never")  # replies to the same question that earned 1, -1, 0.5, 0

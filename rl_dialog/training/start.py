@@ -25,7 +25,8 @@ from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
-from rl_dialog.models.policy import LATENTS, ModelConfig, Policy, chosen_teachers, load_lm
+from rl_dialog.models.language_model import LATENTS, ModelConfig, chosen_teachers, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import proper_weights
 from rl_dialog.training.logger import check_tracker, write_note
 from rl_dialog.training.loop import Evaluate, Trainer, TrainerConfig

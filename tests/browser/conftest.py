@@ -119,7 +119,8 @@ def server(tokenizer, tmp_path_factory):
 
     from rl_dialog.data.store import Store
     from rl_dialog.methods import BC, ILQL
-    from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+    from rl_dialog.models.language_model import ModelConfig, load_lm
+    from rl_dialog.models.policy import Policy
     from rl_dialog.serving.api import create_app
     from rl_dialog.serving.limits import RateLimit
     from rl_dialog.serving.served import Models

@@ -12,7 +12,8 @@ from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import PPO
 from rl_dialog.models.checkpoint import steering_of
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.versions import Versions, weights_of
 from tests.evaluation.test_rollouts import Echo
 from tests.evaluation.test_self_play import Bidding

@@ -25,7 +25,8 @@ from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, gener
 from rl_dialog.evaluation.intervals import difference, estimate
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.methods import BC, ILQL
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 ASKED = ["hello", "what would you like?", "thank you, that is all"]
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ASKED]

@@ -16,7 +16,8 @@ from rl_dialog.evaluation.report import LANGUAGE
 from rl_dialog.evaluation.scoring import logged_replies, score_replies
 from rl_dialog.evaluation.summary import FIGURES, RunResult
 from rl_dialog.methods import BC, ILQL
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 
 def make(tokenizer, family="vhred", method=None) -> Policy:

@@ -15,7 +15,8 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, recorded_replies
 from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.methods import RLOO
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 HOW = Decoding(max_new_tokens=6)
 TALKS = [[{"role": "user", "content": text}] for text in ("hello", "what would you like to eat", "hi", "a b")]

@@ -24,7 +24,8 @@ from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import BC, METHODS, Method
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.loop import Trainer, TrainerConfig
 
 MODEL = ModelConfig(layers=2, width=64)

@@ -16,7 +16,8 @@ from rl_dialog.evaluation.generation import Decoding, beam_replies, generate_rep
 from rl_dialog.evaluation.scoring import logged_replies, score_replies
 from rl_dialog.methods import BC, ILQL
 from rl_dialog.models.checkpoint import load_policy
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Engine
 from rl_dialog.training.loop import Trainer, TrainerConfig

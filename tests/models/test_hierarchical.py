@@ -15,8 +15,9 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.conversations import Conversations, can_keep
 from rl_dialog.evaluation.generation import Decoding, beam_replies, generate_replies
 from rl_dialog.methods import BC, ILQL, Psi
+from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.latents import AT_MEAN
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.recurrent_state import MessageStates
 from rl_dialog.models.seeded_noise import derived, standard_normal
 from rl_dialog.serving.batch import Ask

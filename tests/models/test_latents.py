@@ -13,8 +13,9 @@ from rl_dialog.data.tokenize import tokenize
 from rl_dialog.methods import BC, ILQL
 from rl_dialog.methods.method import Bound, Loss
 from rl_dialog.models.hierarchical_trunk import Blank
+from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.latents import LatentTerms, Normal, latent_seed
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.seeded_noise import derived, standard_normal
 
 TALK = [

@@ -16,8 +16,9 @@ from rl_dialog.data.taught import Taught
 from rl_dialog.data.tokenize import tokenize
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, Psi
+from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.message_heads import MessageHeads
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.rewards.teachers import describe, make_teachers
 
 FAMILIES = ("hred", "vhred", "vhcr")

@@ -28,7 +28,9 @@ from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
-from rl_dialog.models.policy import ModelConfig, Policy, TrunkCaches, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
+from rl_dialog.models.trunk_caches import TrunkCaches
 
 PLAIN = [("bc", "mlp", "shared"), ("way_off_policy", "mlp", "shared")]
 STEERED = [

@@ -8,7 +8,8 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, UtteranceILQL, WayOffPolicy
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 
 

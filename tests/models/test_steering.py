@@ -22,7 +22,8 @@ from rl_dialog.methods.decoded import Decoded
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models.checkpoint import freeze_prior, load_prior, speaks_by_values, steering_of
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
 from tests.training.test_online import Wordy
 

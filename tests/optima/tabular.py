@@ -25,7 +25,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from rl_dialog.data.tokenize import Row
 from rl_dialog.methods import Method
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 
 PUBLISHED = {
     "backup": "token",

@@ -20,7 +20,8 @@ import torch
 from rl_dialog.methods import BC, BCQ, DBCQ, ILQL, KLControl, Method, Psi, WayOffPolicy
 from rl_dialog.models.hierarchical import HierarchicalLM
 from rl_dialog.models.hierarchical_config import HierarchicalConfig
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig
 

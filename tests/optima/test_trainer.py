@@ -25,7 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize, train_tokenizer
 from rl_dialog.methods import BC, BCQ, ILQL, KLControl, Method, Psi, WayOffPolicy
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig
 from tests.optima.tabular import PUBLISHED

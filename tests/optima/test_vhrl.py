@@ -20,7 +20,8 @@ from rl_dialog.methods import VHRL, Reinforce
 from rl_dialog.methods.online import OnlineMethod
 from rl_dialog.models.hierarchical import HierarchicalLM
 from rl_dialog.models.hierarchical_config import HierarchicalConfig
-from rl_dialog.models.policy import ModelConfig, Policy
+from rl_dialog.models.language_model import ModelConfig
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
 from tests.optima.test_online import END, GO, WORDS, A, B, words

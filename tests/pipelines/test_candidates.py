@@ -38,7 +38,8 @@ from rl_dialog.data.shards import load_manifest, read_dialogs, read_rows
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, METHODS
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.rewards.similarity import token_f1
 from rl_dialog.training.loop import Trainer, TrainerConfig

@@ -25,7 +25,8 @@ def checkpoints(tmp_path_factory):
     import torch
 
     from rl_dialog.data.tokenize import train_tokenizer
-    from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+    from rl_dialog.models.language_model import ModelConfig, load_lm
+    from rl_dialog.models.policy import Policy
 
     tokenizer = train_tokenizer(["hello there, how are you?", "thank you, that is all"] * 20, vocab_size=330)
     root = tmp_path_factory.mktemp("checkpoints")

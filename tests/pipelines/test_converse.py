@@ -16,7 +16,8 @@ from rl_dialog.data.tokenize import train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
 from rl_dialog.models.checkpoint import save_policy
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 
 def test_the_rule_system_in_words(tmp_path):

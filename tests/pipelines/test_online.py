@@ -28,7 +28,8 @@ from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.online_run import ENV_SEED, model_card, with_absolute_paths
 from rl_dialog.methods import BC, GRPO, ILQL, PPO, RLOO, VHRL
 from rl_dialog.models.checkpoint import load_prior
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.rewards import apply_rewards, choose_rewards
 
 WORLD = '''

@@ -18,7 +18,8 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.roles import RolePlay
 from rl_dialog.methods import BC, ILQL
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from tests.envs.test_text_world import Haggle
 
 HAGGLE = f"{__name__}:Market"

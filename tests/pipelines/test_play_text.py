@@ -28,7 +28,8 @@ from rl_dialog.evaluation.episodes import play_episodes, play_with
 from rl_dialog.evaluation.generation import Decoding, Reply, load_for_decoding, stream
 from rl_dialog.evaluation.players import LUCK, cast_of
 from rl_dialog.methods import BC, CHAI, ILQL
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 SHORT = Decoding(max_new_tokens=8)
 

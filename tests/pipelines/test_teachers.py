@@ -19,7 +19,8 @@ from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 pytestmark = pytest.mark.slow  # what is said of bad input stands in tests/models/test_message_heads.py, too
 ROOT = Path(__file__).parents[2]

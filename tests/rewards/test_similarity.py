@@ -313,7 +313,8 @@ def test_word_vectors_of_a_zipped_file_are_those_of_the_plain_one(plane, tmp_pat
 
 def test_word_vectors_of_a_model_are_its_input_embeddings(make_policy, tokenizer, tmp_path):
     from rl_dialog.methods import BC
-    from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+    from rl_dialog.models.language_model import ModelConfig, load_lm
+    from rl_dialog.models.policy import Policy
 
     for family in ("gpt2", "hred"):
         folder = tmp_path / family

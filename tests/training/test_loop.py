@@ -31,7 +31,8 @@ from rl_dialog.methods import BC, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffP
 from rl_dialog.methods.method import Loss
 from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.checkpoint import freeze_prior, load_prior
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.learned_rows import spread_of_returns
 from rl_dialog.training.loop import Trainer, TrainerConfig

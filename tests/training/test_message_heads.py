@@ -15,7 +15,8 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.taught import Taught
 from rl_dialog.data.tokenize import Row, tokenize
 from rl_dialog.methods import BC
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.training.loop import Trainer, TrainerConfig
 from tests.training.test_loop import (
     WORDS,

@@ -20,7 +20,8 @@ from rl_dialog.data.rollout import Rollout
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.methods import GRPO, PPO, RLOO, VHRL, Method, Reinforce
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
 from tests.ports import free_port

@@ -13,7 +13,8 @@ import torch
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, encode_prompt, tokenize, train_tokenizer
 from rl_dialog.methods import BC, DT, ILQL, KTO, SARSA, KLControl, MCReturns, Method, Psi
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Trainer, TrainerConfig
 

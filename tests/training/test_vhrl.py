@@ -15,8 +15,9 @@ from rl_dialog.data.rollout import Rollout
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.methods import PPO, RLOO, VHRL, Method, Reinforce
+from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.latents import noise_of
-from rl_dialog.models.policy import ModelConfig, Policy, load_lm
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
 from tests.optima.test_online import words

@@ -14,7 +14,7 @@ from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.q_rank import q_rank, read_pairs
-from rl_dialog.models.policy import ModelConfig
+from rl_dialog.models.language_model import ModelConfig
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
