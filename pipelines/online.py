@@ -67,7 +67,7 @@ CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, b
     *("max_steps", "eval_steps", "save_steps", "logging_steps", "save_total_limit", "env_episodes"),
     *("per_device_train_batch_size", "batch_size", "num_workers", "device", "model_name_or_path", "prior"),
     *("users", "user_concurrency", "user_timeout"),
-    *("num_learners", "max_failures"),
+    *("num_learners", "max_failures", "preferences"),
 )
 
 
