@@ -41,6 +41,7 @@ from rl_dialog.preferences import replies as preferences
 from rl_dialog.preferences.replies import Preferences
 from rl_dialog.preferences.reply_fitting import Scores, plain_judges, score
 from rl_dialog.preferences.reply_reward import WORDS, ReplyRewardSettings, divisions, fitted, read_labels
+from rl_dialog.preferences.segments import Reply
 from rl_dialog.rewards.tfidf import TfidfClassifier
 from rl_dialog.run import OnCluster, OnDevice, Output, claim_output, run
 
@@ -103,6 +104,8 @@ def _judges(model: Any, train: Preferences, test: Preferences, config: FitReward
     replies = list({reply.id: reply for reply in test.replies}.values())
     scores = {MODEL: score(model, replies), **plain_judges(train, test)}
     if config.checkpoint:
+        if not all(isinstance(reply, Reply) for reply in replies):
+            raise UserError("--checkpoint: expected labels of single replies, got labels of conversations")
         values = likelihoods(
             config.checkpoint, [reply.context for reply in replies], [reply.text for reply in replies]
         )

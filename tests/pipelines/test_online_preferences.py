@@ -95,7 +95,10 @@ def test_a_policy_learns_what_is_preferred(config, tmp_path: Path) -> None:  # n
     assert rounds[-1]["pref/held_out_accuracy"] > 0.6
     assert all("train/true_return" in line and "train/reward_labels" in line for line in rounds)
     fitted = fit_reward.FitRewardConfig(run=str(out), output_dir=str(tmp_path / "reward"), quiet=True)
-    assert fit_reward.main(replace(fitted, device="cpu", num_hidden_layers=1, hidden_size=32))["pairs"] > 40
+    fitted = replace(fitted, device="cpu", num_hidden_layers=1, hidden_size=32)
+    assert fit_reward.main(fitted)["pairs"] > 40
+    with pytest.raises(UserError, match="--checkpoint: expected labels of single replies"):
+        fit_reward.main(replace(fitted, checkpoint=result["best"], overwrite=True))
 
 
 @pytest.mark.slow
