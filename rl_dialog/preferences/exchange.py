@@ -20,7 +20,7 @@ from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelling import log_url
 from rl_dialog.preferences.labels import Label
 from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.segments import Reply, Segment, Segments
+from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments
 
 
 def open_labels(folder: str | Path, database: str = "") -> tuple[LabelLog, Segments]:
@@ -91,7 +91,6 @@ def write_trl(path: Path, labels: Iterable[Label], segments: Mapping[str, Segmen
 
 def _reply(segment: Segment, label: Label) -> Reply:
     if not isinstance(segment, Reply):
-        raise UserError(
-            f"expected labels of replies, got one of clips of an environment: the query {label.query!r}"
-        )
+        got = "clips of an environment" if isinstance(segment, Clip) else "whole conversations"
+        raise UserError(f"expected labels of replies, got one of {got}: the query {label.query!r}")
     return segment
