@@ -132,7 +132,6 @@ UNKNOWN = Suited(
     ),
     model=ModelSettings(normalise_observations=True, scales=2),
     queries=QuerySettings(selection="informative"),
-    epochs=1,
     eval_every=25_000,
     eval_episodes=10,
     normalise_observations=True,
