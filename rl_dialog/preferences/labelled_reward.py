@@ -21,6 +21,7 @@ In the folder of the run:
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -65,6 +66,7 @@ from rl_dialog.rewards.scorers import make_scorers
 
 LEARNED = "labels"  # the component of a reply's rewards that is learned here
 NEW = "new"  # in place of a model that the reward begins from: a small encoder
+LEAST = 20  # held-out pairs that say whether a reward is better than a coin
 LOOK = 1.0  # seconds between two looks at the label log by who waits for answers
 REMIND = 60.0  # seconds between two lines that say so
 TASKS = {"conversations": "In which conversation is the bot better?", "replies": "Which reply is better?"}
@@ -242,6 +244,7 @@ class LabelledReward:
         self.model = reward.eval()
         self.normaliser = {"labels": _labels(answers), **_normaliser(reward, train)}
         self._save(step)
+        self._say_if_nothing_is_explained(test, step)
         self.figures |= {
             "pref/version": step,
             "pref/pairs": len(train),
@@ -249,6 +252,19 @@ class LabelledReward:
             **({"pref/held_out_accuracy": _accuracy(reward, test)} if _decided(test) else {}),
             "pref/fitting_s": time.perf_counter() - began,
         }
+
+    def _say_if_nothing_is_explained(self, test: Sequence[ReplyPair], step: int) -> None:
+        """A policy follows any reward, also one that was fitted to noise: then what people want may fall."""
+        pairs = len(_decided(test))
+        if pairs < LEAST:
+            return
+        accuracy = _accuracy(self.model, test)
+        if accuracy - 1.64 * math.sqrt(0.25 / pairs) < 0.5:
+            self.say(
+                f"round {step}: the reward orders {accuracy:.0%} of {pairs} held-out pairs as they were "
+                "labelled, which a coin may do as well: a policy that follows it learns nothing that people "
+                "want before there are more labels, or clearer ones"
+            )
 
     def __call__(self, dialog: Dialog) -> None:
         """Gives each reply its learned reward, with what the world paid beside it; none before there is a

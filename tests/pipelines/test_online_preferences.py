@@ -178,6 +178,17 @@ def _log(out: Path) -> LabelLog:
     return LabelLog(f"sqlite:///{out / 'labels.db'}")
 
 
+def test_a_reward_that_a_coin_taught_is_told(config, capfd) -> None:  # noqa: ANN001
+    coins = replace(
+        config.preferences,
+        initial_labels=72,
+        oracle=replace(config.preferences.oracle, noise=1.0),
+        validation=0.7,
+    )
+    online.main(replace(config, preferences=coins, groups=12, max_steps=2, eval_steps=0))
+    assert "held-out pairs as they were labelled, which a coin may do as well" in capfd.readouterr().err
+
+
 def test_labels_that_prefer_nothing_end_the_run(config) -> None:  # noqa: ANN001
     ties = replace(config.preferences, oracle=replace(config.preferences.oracle, ties=100.0))
     with pytest.raises(UserError, match="expected labels that prefer one of two"):
