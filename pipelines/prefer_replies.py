@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import save_config
+from rl_dialog.data.database import without_password
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import candidate_replies
@@ -73,10 +74,9 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
     log = (LabelLog if config.source else log_to_read)(config.labels or f"sqlite:///{folder / LOG}")
     segments = Segments(folder / "clips")
     try:
-        if config.source:  # the settings are stored without the URL's password
-            save_config(
-                replace(config, labels=log.name if config.labels else ""), folder / "prefer_replies.yaml"
-            )
+        if config.source:
+            kept = replace(config, labels=without_password(config.labels))
+            save_config(kept, folder / "prefer_replies.yaml")
             counts["added"] = ask_about(_replies(config), config, log, segments)
         if config.oracle:
             counts["answered"] = answer_by_reward(config, log, segments)

@@ -84,6 +84,15 @@ def shown_url(url: URL) -> str:
     )
 
 
+def without_password(url: str) -> str:
+    """The URL as settings on disk keep it. Whoever opens it again has the password in PGPASSWORD or
+    ~/.pgpass."""
+    if not url.startswith("postgres"):
+        return url
+    parsed = database_url(url).difference_update_query(SECRET)
+    return parsed._replace(drivername="postgresql", password=None).render_as_string(hide_password=False)
+
+
 def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "store of chats") -> Engine:
     """The engine of a database that holds the tables of `metadata`: with `create` they are made where they
     are missing, without it nothing is. `what` they are is for the errors.
