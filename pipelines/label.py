@@ -47,7 +47,8 @@ class LabelConfig(TokenOptions, PlanOptions, Quiet, OnCluster):
     run: str = ""
     """folder of the run: clips/ and, where they are there, prefer.yaml, status.json and metrics.jsonl"""
     labels: str = ""
-    """URL of the label log; by default what the run's prefer.yaml says, else labels.db in the run's folder"""
+    """URL of the label log; by default what the run's prefer.yaml says, which keeps no password (PGPASSWORD
+    and ~/.pgpass do), else labels.db in the run's folder"""
     labeller: str = ""
     """your name in the log, in the terminal and with --open; by default your name on this machine"""
     token: str = ""

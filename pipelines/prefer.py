@@ -35,7 +35,7 @@ import tyro
 
 from envs import CONTROL, vectors_of, with_options
 from rl_dialog.config import to_dict
-from rl_dialog.data.database import database_url, shown_url
+from rl_dialog.data.database import database_url, shown_url, without_password
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.earlier_runs import is_earlier, named_labels, with_names_since
 from rl_dialog.preferences.environments import observes_pictures, probe
@@ -159,10 +159,9 @@ def _claimed(config: PreferConfig) -> Path:
     files, now = RunFiles(config.output_dir), to_dict(config)
     before = with_names_since(_began(config), config, _make_envs(config))
     if before:
-        before = {**before, "labels": named_labels(before, files.folder)}
-    kept = config
-    if config.labels == files.own_labels:  # it is another one in a copy of the folder
-        kept = replace(config, labels="")
+        before = {**before, "labels": without_password(named_labels(before, files.folder))}
+    is_own = config.labels == files.own_labels  # it is another one in a copy of the folder
+    kept = replace(config, labels="" if is_own else without_password(config.labels))
     out = claim_output(kept, "prefer", free=[name for name in now if name not in FIXED], began=before)
     for change in _changes(before, to_dict(kept), files.own_labels):
         print(f"going on with {change}", file=sys.stderr, flush=True)

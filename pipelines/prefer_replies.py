@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import save_config
+from rl_dialog.data.database import without_password
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import candidate_replies
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding, stream
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
-from rl_dialog.preferences.exchange import log_to_read, write_trl
+from rl_dialog.preferences.exchange import write_trl
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.replies import replies_of
 from rl_dialog.preferences.reply_queries import ReplyQuestions, answer_by_reward, ask_about, asked_contexts
@@ -70,13 +71,12 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
             f"{folder}: expected a folder with labelled replies, found no {LOG} in it: add replies with "
             "--source"
         )
-    log = (LabelLog if config.source else log_to_read)(config.labels or f"sqlite:///{folder / LOG}")
+    log = LabelLog(config.labels or f"sqlite:///{folder / LOG}", create=bool(config.source))
     segments = Segments(folder / "clips")
     try:
-        if config.source:  # the settings are stored without the URL's password
-            save_config(
-                replace(config, labels=log.name if config.labels else ""), folder / "prefer_replies.yaml"
-            )
+        if config.source:
+            kept = replace(config, labels=without_password(config.labels))
+            save_config(kept, folder / "prefer_replies.yaml")
             counts["added"] = ask_about(_replies(config), config, log, segments)
         if config.oracle:
             counts["answered"] = answer_by_reward(config, log, segments)

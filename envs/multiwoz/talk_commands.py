@@ -14,6 +14,7 @@ from envs.multiwoz.briefing import briefing
 from envs.multiwoz.lexical import note
 from envs.multiwoz.talk import MODULES, Talk
 from envs.multiwoz.tracker import DialogState
+from rl_dialog.data.schema import harmless
 from rl_dialog.errors import UserError
 
 HELP = """what you type is said; /acts says dialogue acts
@@ -95,7 +96,7 @@ def _show(talk: Talk) -> None:
         if side != talk.play or talk.past[-1].spoken is None:
             if talk.past[-1].spoken and not turn.understood:
                 print(f"  (the {side} understood nothing of it)")
-            print(f"{side}> {turn.text}", flush=True)
+            print(f"{side}> {harmless(turn.text)}", flush=True)
     if talk.done:
         outcome = {
             name: value

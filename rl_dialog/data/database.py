@@ -44,11 +44,6 @@ EARLIER = (
 )
 
 
-class EarlierVersion(UserError):
-    """Some of the tables or columns are there, and opening it with `create` makes the others, where they are
-    an earlier version's."""
-
-
 def database_url(url: str | URL) -> URL:
     """The database that a URL means, an SQLite path made absolute. Raises UserError, which shows no
     password."""
@@ -84,12 +79,20 @@ def shown_url(url: URL) -> str:
     )
 
 
+def without_password(url: str) -> str:
+    """The URL as settings on disk keep it. Whoever opens it again has the password in PGPASSWORD or
+    ~/.pgpass."""
+    if not url.startswith("postgres"):
+        return url
+    parsed = database_url(url).difference_update_query(SECRET)
+    return parsed._replace(drivername="postgresql", password=None).render_as_string(hide_password=False)
+
+
 def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "store of chats") -> Engine:
     """The engine of a database that holds the tables of `metadata`: with `create` they are made where they
     are missing, without it nothing is. `what` they are is for the errors.
 
-    Raises UserError where it cannot be reached or holds something else, EarlierVersion where that may be an
-    earlier version's. Of an engine's connections those with
+    Raises UserError where it cannot be reached or holds something else. Of an engine's connections those with
     the execution option `writes` begin their transactions with SQLite's write lock, so that no transaction
     fails half-way because another one wrote in between.
     """
@@ -241,11 +244,11 @@ def _check_tables(connection: Connection, metadata: MetaData, name: str, what: s
         told = f"expected a {what}, missing the tables {', '.join(missing)}; {name} holds {holds}"
         if len(missing) == len(metadata.tables):
             raise UserError(told)
-        raise EarlierVersion(f"{told}: it is another program's, {EARLIER}")
+        raise UserError(f"{told}: it is another program's, {EARLIER}")
     for table in metadata.tables.values():
         columns = {column["name"] for column in inspector.get_columns(table.name)}
         if missing := [column.name for column in table.columns if column.name not in columns]:
-            raise EarlierVersion(
+            raise UserError(
                 f"expected a {what}, missing the columns {', '.join(missing)} of the table {table.name} in "
                 f"{name}: it is another program's, {EARLIER}"
             )

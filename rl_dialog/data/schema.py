@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,6 +242,14 @@ def said(message: Mapping[str, Any]) -> str:
         if message["content"] is not None
         else json.dumps(message["tool_calls"], ensure_ascii=False)
     )
+
+
+def harmless(text: str) -> str:
+    """The text for a terminal: what it would obey, which can clear the screen and more, is shown as an
+    escape."""
+    text = text.replace("\r\n", "\n")
+    obeyed = {c for c in text if unicodedata.category(c) == "Cc"} - {"\n", "\t"}
+    return text.translate({ord(c): c.encode("unicode_escape").decode() for c in obeyed})
 
 
 def to_table(dialogs: Sequence[Dialog]) -> pa.Table:

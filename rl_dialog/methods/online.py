@@ -24,10 +24,20 @@ from rl_dialog.methods.advantages import Experience
 from rl_dialog.methods.method import Loss, Method, Outputs
 from rl_dialog.methods.scores import Scores, entropy
 
+FAR = 20.0  # nats: where an action was drawn that the prior finds exp(20) times likelier than the policy
+
+
+def k3(x: Tensor) -> Tensor:
+    """exp(-x) - 1 + x, elementwise, and below -FAR the straight line that goes on from there: of latents, two
+    Gaussians that lie apart differ by thousands of nats, and one would make the whole loss infinite."""
+    inside = (-x).clamp(max=FAR)
+    return torch.expm1(inside) * (1 + (-x - inside)) - inside
+
+
 DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
     # of x = log pi - log p at what was drawn; Schulman's names (Approximating KL Divergence, 2020)
     "k2": lambda x: 0.5 * x.square(),
-    "k3": lambda x: torch.expm1(-x) + x,
+    "k3": k3,
 }
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import read_yaml
-from rl_dialog.data.database import EarlierVersion
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.agreement import opinions
@@ -25,17 +24,9 @@ from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments
 
 def open_labels(folder: str | Path, database: str = "") -> tuple[LabelLog, Segments]:
     """The label log and the segments of a run's folder, to read; `database` is the log's URL where that is
-    not the folder's labels.db. A log of an earlier version gets what it lacks."""
+    not the folder's labels.db. Who reads makes no tables: they may be asked to read anything."""
     folder = Path(folder)
-    return log_to_read(database or RunFiles(folder).own_labels), Segments(folder / "clips")
-
-
-def log_to_read(url: str) -> LabelLog:
-    """A log that there is; nothing is written but what an earlier version's lacks."""
-    try:
-        return LabelLog(url, create=False)
-    except EarlierVersion:
-        return LabelLog(url)
+    return LabelLog(database or RunFiles(folder).own_labels, create=False), Segments(folder / "clips")
 
 
 def take_over(source: Path, out: Path, labels: str) -> int:

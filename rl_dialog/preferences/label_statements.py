@@ -29,6 +29,7 @@ from rl_dialog.preferences.label_tables import ANSWERS, GOLD, LABELLERS, LEASES,
 from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query, Remarks
 from rl_dialog.preferences.plan import Plan
 
+PRIME = 2**31 - 1  # times a query's number it is no larger than what a database counts with
 REVOKED = ANSWERS.c.reason != "undo"  # by somebody else than its labeller
 SEEN = or_(STANDS, REVOKED)  # an answer after which its labeller gets the pair no more
 LAST_NUMBER = select(func.coalesce(func.max(ANSWERS.c.number), 0)).scalar_subquery()
@@ -132,19 +133,22 @@ def mix_gold(
     )
     first = connection.scalar(before)
     places = [i for i in range(len(free)) if share("gold", f"{labeller}\n{first + i}") < share_of_gold]
-    gold = dict(zip(places, _unseen_gold(connection, labeller, now) if places else (), strict=False))
+    gold = dict(zip(places, _unseen_gold(connection, labeller, len(places), now), strict=False))
     ordinary = iter(free)
     return [gold[i] if i in gold else next(ordinary) for i in range(len(free))]
 
 
-def _unseen_gold(connection: Connection, labeller: str, now: float) -> list[Row]:
-    """In an order of the labeller's own, so that two of them do not meet the gold pairs side by side."""
+def _unseen_gold(connection: Connection, labeller: str, number: int, now: float) -> Sequence[Row]:
+    """Up to so many, in an order of the labeller's own, so that two of them do not meet the gold pairs side
+    by side. The database puts them in it: of thousands only these few come out of it."""
+    if not number:
+        return []
     answered = select(ANSWERS.c.query).where(ANSWERS.c.labeller == labeller, SEEN)
     holding = select(LEASES.c.query).where(LEASES.c.labeller == labeller, LEASES.c.until > now)
     unseen = select(QUERIES).where(GOLD, QUERIES.c.number.not_in(answered), QUERIES.c.number.not_in(holding))
-    return sorted(
-        connection.execute(unseen).all(), key=lambda query: share("gold order", f"{labeller}\n{query.id}")
-    )
+    step, begin = (int(share(f"gold {what}", labeller) * PRIME) for what in ("step", "begin"))
+    order = (QUERIES.c.number * (step or 1) + begin) % PRIME
+    return connection.execute(unseen.order_by(order).limit(number)).all()
 
 
 def answers_wanted(id: str, overlap: float) -> int:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -94,38 +95,48 @@ def dawid_skene(
 
     `symmetric=False, prior=0` is the published estimator, of maximum likelihood, for comparison.
     """
-    queries, places = _numbered(query for query, _, _ in said)
+    queries, asked = _numbered(query for query, _, _ in said)
     labellers, people = _numbered(labeller for _, labeller, _ in said)
     answer = np.array([PLACE[preference] for _, _, preference in said])
-    truth = np.zeros((len(queries), 3))  # (Q, T)
-    np.add.at(truth, (places, answer), 1)
-    truth /= truth.sum(1, keepdims=True)
-    fixed = np.array([query in (known or {}) for query in queries])
-    for i in np.flatnonzero(fixed):
-        truth[i] = np.eye(3)[PLACE[(known or {})[queries[i]]]]
+    votes: list[list[int]] = [[] for _ in queries]
+    for query, vote in zip(asked, people * 3 + answer, strict=True):  # a vote: labeller and answer
+        votes[query].append(vote)
+    # Pairs of which the same people said the same have the same truth. There are few kinds of pairs in a long
+    # log, and the rounds go over these.
+    gold = [PLACE[known[query]] if known and query in known else None for query in queries]
+    kinds, kind = _numbered(zip(gold, map(tuple, map(sorted, votes)), strict=True))
+    places = np.repeat(np.arange(len(kinds)), [len(of) for _, of in kinds])
+    counts, cells = np.bincount(kind), np.concatenate([of for _, of in kinds])
+    fixed = np.array([place is not None for place, _ in kinds])
+    truth = np.stack([np.bincount(places, cells % 3 == place, len(kinds)) for place in range(3)])  # (T, P)
+    truth = truth / truth.sum(0)
+    truth[:, fixed] = np.eye(3)[:, [place for place, _ in kinds if place is not None]]
     for _ in range(MOST_ROUNDS):
-        confusion, share = _maximised(truth, places, people, answer, len(labellers), symmetric, prior)
-        new = _expected(confusion, share, places, people, answer, len(queries))
-        new[fixed] = truth[fixed]
+        confusion, share = _maximised(truth, counts, places, cells, len(labellers), symmetric, prior)
+        new = _expected(confusion, share, places, cells, len(kinds))
+        new[:, fixed] = truth[:, fixed]
         moved, truth = np.abs(new - truth).max(), new
         if moved < CLOSE:
             break
-    return Reliability(dict(zip(queries, truth, strict=True)), dict(zip(labellers, confusion, strict=True)))
+    truths = dict(zip(queries, truth.T[kind], strict=True))
+    return Reliability(truths, dict(zip(labellers, confusion, strict=True)))
 
 
 def _maximised(
     truth: np.ndarray,
+    counts: np.ndarray,
     places: np.ndarray,
-    people: np.ndarray,
-    answer: np.ndarray,
-    count: int,
+    cells: np.ndarray,
+    people: int,
     symmetric: bool,
     prior: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """P(answer | truth) of each labeller (K, T, A), and how often each truth is (T,)."""
-    counted = np.zeros((count, 3, 3))
-    np.add.at(counted, (people, slice(None), answer), truth[places])
-    share = truth.sum(0)
+    """P(answer | truth) of each labeller (K, T, A), and how often each truth is (T,), of kinds of pairs, each
+    there so many times. Vote n is `cells[n]`, on kind `places[n]`."""
+    weighed = truth * counts
+    counted = np.stack([np.bincount(cells, of[places], people * 3) for of in weighed])  # (T, K * A)
+    counted = counted.reshape(3, people, 3).transpose(1, 0, 2)
+    share = weighed.sum(1)
     if symmetric:
         counted = (counted + counted[:, ::-1, ::-1]) / 2
         share = (share + share[::-1]) / 2
@@ -137,19 +148,15 @@ def _maximised(
 
 
 def _expected(
-    confusion: np.ndarray,
-    share: np.ndarray,
-    places: np.ndarray,
-    people: np.ndarray,
-    answer: np.ndarray,
-    count: int,
+    confusion: np.ndarray, share: np.ndarray, places: np.ndarray, cells: np.ndarray, count: int
 ) -> np.ndarray:
-    """P(truth | answers) of each query (Q, T)."""
+    """P(truth | answers) of each kind of pair (T, P)."""
     with np.errstate(divide="ignore"):
-        log_p = np.tile(np.log(share), (count, 1))
-        np.add.at(log_p, places, np.log(confusion[people, :, answer]))
-    p = np.exp(log_p - log_p.max(1, keepdims=True))
-    return p / p.sum(1, keepdims=True)
+        log_confusion = np.log(confusion).transpose(1, 0, 2).reshape(3, -1)  # (T, K * A)
+        log_share = np.log(share)[:, None]
+    log_p = log_share + np.stack([np.bincount(places, of[cells], count) for of in log_confusion])
+    p = np.exp(log_p - log_p.max(0))
+    return p / p.sum(0)
 
 
 def _weighed(group: Sequence[Answer], truth: np.ndarray) -> Judgement:
@@ -170,8 +177,8 @@ def _as_said(answer: Answer) -> Judgement:
     return Judgement(*about, strength=answer.strength)
 
 
-def _numbered(names: Iterable[str]) -> tuple[list[str], np.ndarray]:
+def _numbered(names: Iterable[Any]) -> tuple[list[Any], np.ndarray]:
     """The different names in their order, and the place of each."""
-    place: dict[str, int] = {}
+    place: dict[Any, int] = {}
     places = [place.setdefault(name, len(place)) for name in names]
     return list(place), np.array(places, dtype=int)

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
-from unicodedata import category
 
 from rich.align import Align
 from rich.console import Console, Group, RenderableType
@@ -23,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rl_dialog.data.schema import harmless
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.frames import Draw, drawn_frames
 from rl_dialog.preferences.label_log import LabelLog, Query
@@ -394,9 +394,6 @@ class TerminalLabeller:
         return lambda _: view
 
     def _shown(self, text: str) -> str:
-        """The text with escapes for what the terminal's encoding does not have, because two replies that
-        differ must not look alike, and for control characters, which could clear the screen and more."""
-        text = text.replace("\r\n", "\n")
-        controls = {c for c in text if category(c) == "Cc"} - {"\n", "\t"}
-        text = text.translate({ord(c): c.encode("unicode_escape").decode() for c in controls})
-        return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
+        """The text, harmless, with escapes also for what the terminal's encoding does not have, because two
+        replies that differ must not look alike."""
+        return harmless(text).encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)

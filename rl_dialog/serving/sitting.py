@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import TextStreamer
 
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, harmless
 from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
 from rl_dialog.evaluation.generation import (
     Decoding,
@@ -39,6 +39,13 @@ HELP = """/reset   start a new conversation
 /undo    take back your last message and its answer
 /help    show this
 /quit    leave (quit, exit and Ctrl-D do too)"""
+
+
+class Printed(TextStreamer):
+    """Shows a reply while it comes."""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        super().on_finalized_text(harmless(text), stream_end)
 
 
 class Chat:
@@ -85,7 +92,7 @@ class Chat:
                 {"role": "user", "content": user},
                 {"role": "assistant", "content": bot, "weight": 0},
             ]  # no reply of the policy's
-            print(f"you> {user}\nbot> {bot}", flush=True)
+            print(harmless(f"you> {user}\nbot> {bot}"), flush=True)
         self.given = len(self.messages)
 
     def answer(self, text: str) -> None:
@@ -95,7 +102,7 @@ class Chat:
             prompt = encode_prompt(
                 self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding)
             )
-            print(f"context ({len(prompt)} tokens): {self.tokenizer.decode(prompt)}")
+            print(f"context ({len(prompt)} tokens): {harmless(self.tokenizer.decode(prompt))}")
         reply = (
             self._draw()
             if self.by_rank
@@ -141,7 +148,7 @@ class Chat:
 
     def _stream(self) -> Reply:
         print("bot> ", end="", flush=True)
-        streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        streamer = Printed(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         return stream_reply(
             self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed(), streamer=streamer
         )
@@ -150,8 +157,9 @@ class Chat:
         choice = choose_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed())
         for i, reply in enumerate(choice.replies) if self.debug else ():
             scores = "  ".join(f"{name} {values[i]:8.4f}" for name, values in choice.scores.items())
-            print(f"reply {i + 1}{' *' if i == choice.chosen else '  '} {scores}  {reply.text or '(empty)'}")
-        print(f"bot> {choice.replies[choice.chosen].text}", flush=True)
+            mark, text = " *" if i == choice.chosen else "  ", harmless(reply.text) or "(empty)"
+            print(f"reply {i + 1}{mark} {scores}  {text}")
+        print(f"bot> {harmless(choice.replies[choice.chosen].text)}", flush=True)
         return choice.replies[choice.chosen]
 
     def _draw(self) -> Reply:
@@ -160,9 +168,9 @@ class Chat:
         for i, beam in enumerate(beams) if self.debug else ():
             print(
                 f"beam {i + 1}{' *' if i == chosen else '  '} score {beam.score:8.4f}  drawn with "
-                f"{odds[i]:.2f}  {beam.text or '(empty)'}"
+                f"{odds[i]:.2f}  {harmless(beam.text) or '(empty)'}"
             )
-        print(f"bot> {beams[chosen].text}", flush=True)
+        print(f"bot> {harmless(beams[chosen].text)}", flush=True)
         return beams[chosen]
 
     def _seed(self) -> int:

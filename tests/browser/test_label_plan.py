@@ -28,6 +28,18 @@ why: It answers.
 """
 
 
+TIMED = """async (lines) => {
+  const { markdown } = await import("./page/markdown.js");
+  const began = performance.now();
+  lines.forEach((line) => markdown(line));
+  return performance.now() - began;
+}"""
+BLOCKS = """async (texts) => {
+  const { markdown } = await import("./page/markdown.js");
+  return texts.map((text) => markdown(text).map((made) => `${made.tagName} ${made.textContent}`).join());
+}"""
+
+
 def ask_about(labels, left, right, context="Hello?", **given):  # noqa: F811
     talk = [{"role": "user", "content": context}] if isinstance(context, str) else context
     return labels.log.add_query(*(labels.segments.add(Reply(talk, text)) for text in (left, right)), **given)
@@ -86,6 +98,15 @@ def test_differences_in_any_script_behind_texts_that_nobody_wrote_for_a_page(lab
     ann.page.locator("#left mark").first.wait_for()
     marked = {side: ann.page.locator(f"#{side} mark").all_inner_texts() for side in ("left", "right")}
     assert sorted(marked.values()) == [["किताब", "后"], ["किताबें", "明"]]
+    # Lines that are nearly a heading, a table, code or an item of a list took a minute together.
+    lines = ["# a" + "#" * 80_000 + "b", "# a" + " " * 80_000 + "b", "|\n" + " " * 80_000 + "x"]
+    lines += ["|\n-" + " " * 80_000 + "x", "```" + " " * 80_000 + "`", "-" + " " * 80_000 + "a\u2028"]
+    assert ann.page.evaluate(TIMED, lines) < 2000
+    headings = ["#  a # b ##", "## C#", "# ", "# ###", "####### a"]
+    tags = ["H4 a # b", "H5 C", "H4 ", "H4 ", "P ####### a"]
+    assert ann.page.evaluate(BLOCKS, headings) == tags
+    tables = ["a|b\n -|-", "|a|\n| :-: |", "a|\n---", "a|\n| - - |", "a|\n|"]
+    assert [made[:3] for made in ann.page.evaluate(BLOCKS, tables)] == ["DIV", "DIV", "DIV", "P a", "P a"]
 
 
 @pytest.mark.slow

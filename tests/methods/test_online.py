@@ -159,6 +159,19 @@ def test_k3_is_the_unbiased_estimate_of_the_divergence_that_is_never_negative() 
     torch.testing.assert_close((log_pi.exp() * k3).sum(1), (log_pi.exp() * x).sum(1))
 
 
+def test_k3_of_what_the_policy_has_left_far_behind_is_a_straight_line() -> None:
+    """exp(-x) is infinite below -89, and with it the gradient of everything."""
+    near = torch.linspace(-20, 30, 501, requires_grad=True)
+    far = torch.tensor([-21.0, -89.0, -1e6], requires_grad=True)
+    k3 = DIVERGENCES["k3"]
+    assert torch.equal(k3(near), torch.expm1(-near) + near)
+    (slope,) = torch.autograd.grad(k3(near).sum(), near)
+    torch.testing.assert_close(slope, 1 - torch.exp(-near), rtol=1e-6, atol=1e-6)
+    (slope,) = torch.autograd.grad(k3(far).sum(), far)
+    assert torch.isfinite(k3(far)).all() and (k3(far).diff() > 0).all()
+    torch.testing.assert_close(slope, (1 - torch.tensor(20.0).exp()).expand(3))
+
+
 def test_the_first_epoch_of_ppo_is_reinforce_with_the_same_baseline() -> None:
     episodes = [(0, 2), (2,), (1, 1), (0, 0)]
     found = [experience(episode, values=VALUES) for episode in episodes]

@@ -183,6 +183,22 @@ def test_who_learns_gets_a_gradient() -> None:
         torch.testing.assert_close(found, wanted)
 
 
+def test_latents_far_from_what_the_policy_would_draw_have_a_finite_gradient() -> None:
+    """Where the weights have moved away from latents that the prior still finds likely."""
+    mean = torch.tensor([30.0, 0.1], requires_grad=True)
+    drawn, ones = torch.tensor([[0.0], [0.3]]), torch.ones(2)
+    batch = batch_of([(0, 2)])
+    batch.latents, batch.latent_advantages, batch.advantages, batch.weights = drawn, ones, ones, ones
+    batch.behaviour_logp = batch.old_logp = batch.prior_logp = -ones
+    prior = torch.distributions.Normal(0.0, 1.0).log_prob(drawn[:, 0])
+    batch.latent_prior_logp = batch.latent_behaviour_logp = prior
+    logp = torch.distributions.Normal(mean, 1).log_prob(drawn[:, 0])
+    out = Outputs(Dense(torch.zeros(2, 3)), drawn=drawn, latent_logp=logp)
+    loss = VHRL(c=0.3, kl="k3", baseline="none").loss(out, batch)
+    (slope,) = torch.autograd.grad(loss.total, mean)
+    assert torch.isfinite(loss.total) and torch.isfinite(slope).all() and slope[0] > 0, "back to the latents"
+
+
 # --- advantages ---------------------------------------------------------------------------------------------
 
 

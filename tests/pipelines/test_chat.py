@@ -8,13 +8,16 @@ import select
 import signal
 import subprocess
 import sys
+from unicodedata import category
 
 import pytest
+import torch
 
 from pipelines.chat import ChatConfig, main
 from rl_dialog.config import load_config
-from rl_dialog.data.schema import read_jsonl
+from rl_dialog.data.schema import harmless, read_jsonl
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.generation import Reply
 from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL
 
 
@@ -22,8 +25,6 @@ from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL
 def checkpoints(tmp_path_factory):
     """Folders of policies; `not_` before the name of one that acts by the values of whole replies: the same
     with the values' signs turned."""
-    import torch
-
     from rl_dialog.data.tokenize import train_tokenizer
     from rl_dialog.models.language_model import ModelConfig, load_lm
     from rl_dialog.models.policy import Policy
@@ -128,7 +129,7 @@ def test_beams_commands_and_transcript(checkpoints, tmp_path):
     first, second = read_jsonl(saved)
     assert [m["content"] for m in first.messages if m["role"] == "user"] == ["hello", "thank you"]
     assert first.messages[0] == {"role": "system", "content": "Be kind."}
-    assert f"bot> {first.messages[2]['content']}" == bot(out)[0]
+    assert f"bot> {harmless(first.messages[2]['content'])}" == bot(out)[0]
     assert len(second.messages) == 3
     assert first.id != second.id
     assert (first.source, first.meta["method"]) == ("chat", "ilql")
@@ -146,10 +147,32 @@ def test_sampling_streams_and_is_repeatable(checkpoints, tmp_path, monkeypatch, 
     assert once.messages == again.messages
     assert capsys.readouterr().out.splitlines() == out[:-1]  # the command adds its line of JSON
     for message in once.messages[1::2]:
-        assert "\n".join(message["content"].splitlines()) in "\n".join(
-            out
-        )  # a reply may have characters that end lines, too
+        # a reply may have characters that end lines, too
+        assert "\n".join(harmless(message["content"]).splitlines()) in "\n".join(out)
     assert not any("/help" in line for line in out)
+
+
+@pytest.mark.parametrize("how", [(), ("--beams_by_rank", 1, "--debug")], ids=["streamed", "beams"])
+def test_a_terminal_obeys_nothing_that_is_said(checkpoints, tmp_path, monkeypatch, capsys, how):
+    said = "a\x1b[2J \x1b]0;title\x07\x9b1m\r b\tनमस्ते क्‍ष 👩‍👩‍👧\nend"
+
+    def streamed(policy, tokenizer, messages, decoding, *, seed, streamer):
+        streamer.put(torch.tensor([[0]]))  # the prompt
+        for token in tokenizer.encode(said, add_special_tokens=False):
+            streamer.put(torch.tensor([token]))
+        streamer.end()
+        return Reply(said, (), True)
+
+    monkeypatch.setattr("rl_dialog.serving.sitting.stream_reply", streamed)
+    monkeypatch.setattr("rl_dialog.serving.sitting.beam_replies", lambda *given: [Reply(said, (), True, 0.0)])
+    saved = tmp_path / "chats.jsonl"
+    how = ["--prime", "\x1bc", "\x1bc", "--save", saved, *how]
+    out, _ = talk_here(monkeypatch, capsys, "--checkpoint", checkpoints / "bc", *how, lines=["hello"])
+    shown = "\n".join(out)
+    assert "a\\x1b[2J \\x1b]0;title\\x07\\x9b1m\\r b\tनमस्ते क्‍ष 👩‍👩‍👧\nend" in shown
+    assert not any(category(c) == "Cc" for c in shown.replace("\n", "").replace("\t", ""))
+    (dialog,) = read_jsonl(saved)
+    assert [message["content"] for message in dialog.messages] == ["\x1bc", "\x1bc", "hello", said]
 
 
 @pytest.mark.slow

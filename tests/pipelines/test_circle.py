@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 import ray
 
 from pipelines.circle import CircleConfig, main
+from rl_dialog.cluster import local_serve
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.data.store import Store
@@ -24,6 +26,31 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(UserError, match="expected --users of at least 1, got 0"):
         main(CircleConfig(output_dir=str(tmp_path / "new"), users=0))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_nobody_else_is_given_the_port_of_the_server(tmp_path, monkeypatch):
+    """Whoever asks for any port or for this one, from before the server listens until it has ended."""
+    taken = []
+
+    def deploy(args, *, host, port):
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind((host, port))
+        with socket.socket() as proxy, socket.socket() as client:  # of Serve's, which shares ports
+            proxy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            proxy.bind((host, port))
+            proxy.listen()
+            client.connect((host, port))
+            proxy.accept()[0].close()
+        taken.append(port)
+
+    monkeypatch.setattr(local_serve.serve, "deploy", deploy)
+    monkeypatch.setattr(local_serve.serve, "running", lambda: False)
+    monkeypatch.setattr(local_serve, "resolve", str)
+    store = f"sqlite:///{tmp_path}/chats.db"
+    with local_serve.served_here(store, {"bc": tmp_path}, "ann") as (url, _, again):
+        again({"bc": tmp_path})
+    assert taken == [int(url.rpartition(":")[2])] * 2
 
 
 @pytest.mark.slow

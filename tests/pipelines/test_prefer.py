@@ -70,6 +70,25 @@ def test_a_tracker_is_told_no_password(tmp_path, monkeypatch):
     assert told["labels"] == url and "secret" not in json.dumps(told["settings"])
 
 
+@pytest.mark.parametrize(
+    "place", ["ann:secret@host/labels?sslmode=require", "ann@host/labels?password=secret"]
+)
+def test_no_password_is_written_and_the_log_is_found_again(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("rl_dialog.cluster.preference_modes.learn_from_labels", lambda *run, **how: {})
+    out = tmp_path / "run"
+    config = replace(SMALL, labels=f"postgresql://{place}", output_dir=str(out))
+    main(config)
+    written = (out / "prefer.yaml").read_text()
+    assert "secret" not in written and "***" not in written
+    options = "?sslmode=require" if "sslmode" in place else ""
+    assert log_url("", out, read_yaml(str(out / "prefer.yaml"))) == f"postgresql://ann@host/labels{options}"
+    main(replace(config, resume=True))
+    assert "going on with the labels" not in capsys.readouterr().err
+    (out / "prefer.yaml").write_text((out / "prefer.yaml").read_text().replace("ann@", "ann:secret@"))
+    main(replace(config, resume=True))  # of an earlier version, which kept it
+    assert "secret" not in (out / "prefer.yaml").read_text() + capsys.readouterr().err
+
+
 def labels_of(config: PreferConfig):
     log = LabelLog(resolved(config).labels, create=False)
     found = [

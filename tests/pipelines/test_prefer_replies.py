@@ -252,7 +252,7 @@ def test_mistakes_are_explained(arguments, told, logs, tmp_path):
 def test_no_password_is_written(logs, tmp_path, postgres_url):
     run(tmp_path, source="logs", logs=(str(logs),), labels=postgres_url, oracle="logged")
     written = (tmp_path / "run" / "prefer_replies.yaml").read_text()
-    assert "postgresql" in written and "hunter2" not in written
+    assert "postgresql" in written and "hunter2" not in written and "***" not in written
 
 
 def data(dialogs, folder):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_dialog.models.reward_model import RewardModelConfig, preference_loss
+from rl_dialog.preferences import reliability
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labels import NewQuery, Remarks
 from rl_dialog.preferences.reliability import TRUTHS, dawid_skene, judgements
@@ -75,6 +76,46 @@ def test_probabilities_are_calibrated():
     for low, high in ((0.1, 0.4), (0.6, 0.9)):
         inside = (p > low) & (p < high)
         assert inside.sum() > 100 and abs(p[inside].mean() - is_first[inside].mean()) < 0.08
+
+
+def pair_by_pair(said, known, rounds):
+    """The published estimator as its formulas stand: P(truth) of each query."""
+    queries, people = (list(dict.fromkeys(column)) for column in list(zip(*said, strict=True))[:2])
+    place = {value: i for i, value in enumerate(TRUTHS)}
+    votes = [(queries.index(query), people.index(who), place[value]) for query, who, value in said]
+    gold = {queries.index(query): np.eye(3)[place[value]] for query, value in known.items()}
+    truth = np.zeros((len(queries), 3))
+    for i, _, value in votes:
+        truth[i, value] += 1
+    truth /= truth.sum(1, keepdims=True)
+    for _ in range(rounds):
+        truth = np.array([gold.get(i, row) for i, row in enumerate(truth)])
+        counted = np.zeros((len(people), 3, 3))
+        for i, k, value in votes:
+            counted[k, :, value] += truth[i]
+        share, confusion = truth.sum(0), counted / counted.sum(2, keepdims=True)
+        truth = np.tile(share, (len(queries), 1))
+        for i, k, value in votes:
+            truth[i] *= confusion[k, :, value]
+        truth /= truth.sum(1, keepdims=True)
+    return {query: gold.get(i, truth[i]) for i, query in enumerate(queries)}
+
+
+def test_what_is_estimated_is_that_of_every_pair_by_itself(monkeypatch):
+    """The rounds go over the kinds of pairs, of which a log of three people has few."""
+    _, said = crowd(3, [0.9, 0.8, 0.6], queries=100)
+    said = [each for i, each in enumerate(said) if i % 7] + [("q0", "late", 0.5), ("q1", "late", 1.0)]
+    said += [("q2", "late", 0.0)]
+    kinds, expected = [], reliability._expected
+    monkeypatch.setattr(reliability, "MOST_ROUNDS", 20)
+    monkeypatch.setattr(
+        reliability, "_expected", lambda *given: (kinds.append(given[-1]), expected(*given))[1]
+    )
+    known = {"q3": 1.0, "q4": 0.0, "q9": 0.5}
+    found = dawid_skene(said, known=known, symmetric=False, prior=0)
+    for query, truth in pair_by_pair(said, known, 20).items():
+        assert found.queries[query].tolist() == pytest.approx(truth.tolist(), abs=1e-9)
+    assert max(kinds) < 35
 
 
 @pytest.fixture

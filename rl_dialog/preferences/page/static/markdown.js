@@ -1,12 +1,13 @@
 // Text of replies as elements: Markdown, calls of tools, and the examples of a guideline. Everything is set as text, so that no markup of a
 // reply ever becomes an element of the page; a link is one only to http and https.
 
-const FENCE = /^\s*(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
+// Of each line every part can begin at one place only: where one can give way to the next, a long line takes the square of its length.
+const FENCE = /^\s*(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/s;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/s;
 const QUOTE = /^ {0,3}> ?(.*)$/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DIVIDER = /^\s*(\|\s*)?:?-+:?\s*(\|\s*:?-+:?\s*)*(\|\s*)?$/;
 const INLINE = [
   [/^(`+)([^`](?:.*?[^`])?)\1(?!`)/s, (match) => element("code", match[2])],
   [/^\*\*(?=\S)(.+?)(?<=\S)\*\*/s, (match) => element("strong", ...inline(match[1]))],
@@ -76,13 +77,20 @@ function block(lines, at, inParagraph, options, depth) {
   const fence = FENCE.exec(line);
   if (fence) return code(lines, at, fence, options);
   const heading = HEADING.exec(line);
-  if (heading) return { made: [element(`h${Math.min(6, heading[1].length + 3)}`, ...inline(heading[2]))], next: at + 1 };
+  if (heading) return { made: [element(`h${Math.min(6, heading[1].length + 3)}`, ...inline(title(heading[2])))], next: at + 1 };
   if (RULE.test(line)) return { made: [element("hr")], next: at + 1 };
   if (depth < DEEPEST && QUOTE.test(line)) return quote(lines, at, options, depth);
   const item = ITEM.exec(line);
   if (depth < DEEPEST && item && (!inParagraph || /[-*+]|^1[.)]/.test(item[2]))) return list(lines, at, options, depth);
   if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "") && (lines[at + 1] ?? "").includes("-")) return table(lines, at);
   return null;
+}
+
+/** The words of a heading, without the marks that may close it. */
+function title(text) {
+  let end = text.length;
+  while (text[end - 1] === "#") end--;
+  return text.slice(0, end).trim();
 }
 
 function code(lines, at, fence, { example }) {
