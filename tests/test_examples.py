@@ -111,11 +111,12 @@ def test_a_reader_that_fails_keeps_what_came_before(tmp_path, monkeypatch):
 
 
 def test_the_method(make_policy, make_row, tmp_path, tokenizer):
-    """The loss by hand, gradients included; a checkpoint knows its method by its name."""
+    """The loss by hand, of decisions alone: the end of a conversation that was cut off is a state, and none.
+    A checkpoint knows its method by its name."""
     policy = make_policy(Smoothed(smoothing=0.2), family="llama")
-    batch = collate([make_row([3, 4, 5, 6], [(2, 3, 1.0)])])
+    batch = collate([make_row([3, 4, 5, 6], [(2, 3, 1.0)], truncated=True)])
     out = policy.outputs(batch)
-    logp = out.lm.dense().log_softmax(-1)
+    logp = out.lm.dense()[:2].log_softmax(-1)
     nll = -logp.gather(1, batch.actions[:, None]).sum()
     expected = 0.8 * nll - 0.2 * logp.mean(-1).sum()
     assert torch.allclose(policy.method.loss(out, batch).total, expected, atol=1e-4)
