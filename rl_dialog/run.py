@@ -103,6 +103,7 @@ def run(
     *,
     choices: Choices | None = None,
     suited: Callable[[T], dict[str, Any]] | None = None,
+    listed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """The entry point of a command: loads its config, runs `main`, prints the headline figures as the last
     line of stdout.
@@ -116,7 +117,7 @@ def run(
         gc.enable()
     _take_any_terminal()
     try:
-        config = load_config(config_class, choices=choices, suited=suited)
+        config = _typed(config_class, choices=choices, suited=suited, listed=listed)
         with room_for(getattr(config, "output_dir", "") or os.getcwd()):
             result = main(config)
     except (UserError, OSError) as error:
@@ -131,6 +132,15 @@ def run(
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
     print(_shown_as_json(result), flush=True)
+
+
+def _typed(config_class: type[T], **how: Any) -> T:
+    """The config of a command; whoever reads of its help only the beginning ends it without a word."""
+    try:
+        return load_config(config_class, **how)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tells it at its end
+        sys.exit(0)
 
 
 def _in_words(error: Exception) -> str:

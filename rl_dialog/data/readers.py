@@ -41,7 +41,7 @@ from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, open_log, shown
 from rl_dialog.data.formats.records import Record, dialogs
 from rl_dialog.data.schema import Dialog, DialogError
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, page
 from rl_dialog.own import own
 
 __all__ = [
@@ -407,7 +407,8 @@ def _unrecognised(head: Head) -> str:
         holds = f"the columns {', '.join(head.columns)}"
     elif head.records:
         holds = f"the keys {', '.join(sorted(head.keys)[:12])}"
-    own_format = "a format of your own is read by --reader module:function (rl_dialog/data/README.md)"
+    own_format = "a format of your own is read by a function of a few lines, --reader module:function: "
+    own_format += f"{page('rl_dialog/data/README.md')} has one for tables"
     return f"no reader recognises this file: expected one of {', '.join(READERS)}; got {holds}; {own_format}"
 
 
