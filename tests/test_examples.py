@@ -44,14 +44,16 @@ def test_the_reader_of_a_table_on_the_page(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     rows = ["Ticket no.;Sent;Who?;Text", 'K-1;10:00;Customer;"Ich möchte ""sofort"" Geld;\nbitte"']
     rows += ["K-1;10:01;Agent;Tut mir leid", "K-2;10:00;Customer;", "K-2;10:01;Agent;Hallo?", "K-3;9:00;?;Hm"]
+    rows += ["K-4;9:00;Customer;Und ich?"]
     for encoding in ("utf-8-sig", "latin-1"):
         (tmp_path / f"{encoding}.csv").write_text("\n".join(rows), encoding=encoding)
     [log], bad, _ = find_logs([str(tmp_path / "utf-8-sig.csv")], reader="table_on_the_page:read")
-    first, second, broken = read_log(log)
+    first, second, broken, last = read_log(log)
     assert not bad and first.id.endswith("K-1") and second.messages[0]["content"] == ""
     texts = [message["content"] for message in first.messages]
     assert texts == ['Ich möchte "sofort" Geld;\nbitte', "Tut mir leid"]
-    assert isinstance(broken, Bad) and "KeyError: '?'" in broken.reason
+    assert isinstance(broken, Bad) and "role" in broken.reason and "'?'" in broken.reason
+    assert last.messages == [{"role": "user", "content": "Und ich?"}]
     [log], *_ = find_logs([str(tmp_path / "latin-1.csv")], reader="table_on_the_page:read")
     [told] = read_log(log)
     assert "expected UTF-8 text, got the byte 0xf6" in told.reason and "iconv" in told.reason
@@ -103,11 +105,10 @@ def test_a_reader_that_fails_keeps_what_came_before(tmp_path, monkeypatch):
     good, empty, number, end = read_log(log)
     assert isinstance(good, Dialog)
     assert (empty.where, number.where, end.where) == ("record 2", "record 3", "after record 3")
-    assert (
-        "non-empty list as `messages`" in empty.reason
-        and "got int" in number.reason
-        and "KeyError" in end.reason
-    )
+    assert "non-empty list as `messages`" in empty.reason and "got int" in number.reason
+    assert "what follows in this file was not read" in end.reason
+    told = f"the reader own_reader:read raised KeyError: 'x' in line 5 of {tmp_path}"
+    assert told in end.reason
 
 
 def test_the_method(make_policy, make_row, tmp_path, tokenizer):
