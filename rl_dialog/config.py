@@ -185,6 +185,11 @@ def command_of(verb: str) -> str:
     return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
 
 
+def as_typed_here(text: str) -> str:
+    """With its commands as they are typed here."""
+    return text.replace("python -m pipelines.", command_of(""))
+
+
 def typed_command(verb: str, config: Any, names: Sequence[str]) -> str:
     """What was typed, as far as these settings tell: those that are not the usual ones."""
     words, usual = [f"python -m pipelines.{verb}"], type(config)()
@@ -226,7 +231,7 @@ def _about(config_class: type) -> str:
     name = config_class.__module__
     of_verb = name == "__main__" or name.startswith("pipelines.")
     text = (of_verb and sys.modules[name].__doc__) or config_class.__doc__ or ""
-    return textwrap.dedent(text).replace("python -m pipelines.", command_of(""))
+    return as_typed_here(textwrap.dedent(text))
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from rl_dialog.config import Choices, load_config, read_yaml, require, save_config, to_dict
+from rl_dialog.config import Choices, as_typed_here, load_config, read_yaml, require, save_config, to_dict
 from rl_dialog.config import at_least as at_least  # verbs check their own settings by it
 from rl_dialog.errors import UserError, room_for
 
@@ -124,7 +124,7 @@ def run(
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
         how = {"width": 140, "break_long_words": False, "replace_whitespace": False}
-        print("\n" + textwrap.fill(f"error: {_in_words(error)}", **how), file=sys.stderr)
+        print("\n" + textwrap.fill(f"error: {as_typed_here(_in_words(error))}", **how), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         if os.environ.get("RL_DIALOG_DEBUG"):
