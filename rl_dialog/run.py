@@ -123,8 +123,9 @@ def run(
     except (UserError, OSError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
-        how = {"width": 140, "break_long_words": False, "replace_whitespace": False}
-        print("\n" + textwrap.fill(f"error: {as_typed_here(_in_words(error))}", **how), file=sys.stderr)
+        how = dict.fromkeys(("break_long_words", "break_on_hyphens", "replace_whitespace"), False)
+        told = f"error: {as_typed_here(_in_words(error))}"
+        print("\n" + textwrap.fill(told, width=140, **how), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         if os.environ.get("RL_DIALOG_DEBUG"):

@@ -43,6 +43,19 @@ def test_a_message_names_commands_as_they_are_typed_here(monkeypatch, capsys) ->
         assert f"error: talk to a model first ({told})" in capsys.readouterr().err
 
 
+def test_a_message_breaks_no_path(monkeypatch, capsys) -> None:
+    """Whoever copies it from the terminal gets it whole."""
+    path = "/data/" + "long-name-" * 13
+
+    def fails(config: run.Quiet) -> dict:
+        raise UserError(f"expected a folder, found nothing at {path}: choose another one")
+
+    monkeypatch.setattr("sys.argv", ["count"])
+    with pytest.raises(SystemExit):
+        run.run(run.Quiet, fails)
+    assert path in capsys.readouterr().err
+
+
 def test_garbage_waits_for_a_verb_to_be_imported_and_no_longer(monkeypatch, capsys) -> None:
     """Where a worker or a notebook imports a verb, nothing changes: nobody would begin to collect there."""
     monkeypatch.setattr("sys.argv", ["pipelines/x.py"])
