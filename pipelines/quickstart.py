@@ -73,7 +73,7 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
         say("[bold]2 prepare[/]    score, split and tokenise them")
         sizes = ("--vocab_size", "1024", "--max_length", "512")
         stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, *sizes)
-        say(f"[bold]3 train[/]      {', '.join(METHODS)}, {config.seeds} seeds each")
+        say(f"[bold]3 train[/]      {', '.join(METHODS)}, each of {config.seeds} seed(s)")
         _train(config, out, say)
     say(f"[bold]4 evaluate[/]   {config.episodes} conversations per policy in the world")
     runs = [out / f"{method}-seed{seed}" for method in METHODS for seed in range(config.seeds)]
@@ -85,9 +85,9 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     _sample(out / f"{best}-seed0", say)
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
     files = f"[bold]{report['html']}[/] (also report.md, metrics.json, replies.csv)"
-    say(f"\nDone in {seconds:.0f} s. The report: {files}.")
+    say(f"\nDone in {seconds:.0f} s. The report: {files}.", soft_wrap=True)
     commands = {verb: command_of(verb) for verb in ("chat", "prepare", "train", "evaluate")}
-    say(NEXT.format(best=out / f"{best}-seed0", out=out, **commands))
+    say(NEXT.format(best=out / f"{best}-seed0", out=out, **commands), soft_wrap=True)
     paths = {"report": report["html"], "output_dir": str(out)}
     return {
         "returns": returns | report["references"],
