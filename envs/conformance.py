@@ -308,7 +308,8 @@ def _check_players(make_world: MakeWorld) -> str:
     best = brought.optimum() if hasattr(brought, "optimum") else None
     told = []
     for name, make in brought.scripted_players().items():
-        played = [play(make_world(), make(seed), seed=seed) for seed in range(MEASURED)]
+        # Seeds of their own: a player that draws as the world draws would guess all of it.
+        played = [play(make_world(), make(MEASURED + seed), seed=seed) for seed in range(MEASURED)]
         returns = [each for one in played for each in one.returns.values() if each is not None]
         if not returns:
             raise UserError(f"player {name}: expected episodes with a return, got {played[0].end} ones")
@@ -317,7 +318,8 @@ def _check_players(make_world: MakeWorld) -> str:
         if best is not None and len(played[0].returns) == 1:
             expected = f"no player above the optimum {best:g}"
             _expect(mean <= best + 4 * error + 1e-6, expected, f"{name} at {mean:g} +- {error:g}")
-    return ", ".join([*told, *([] if best is None else [f"optimum {best:.2f}"])])
+    told += [] if best is None else [f"optimum {best:.2f}"]
+    return f"{', '.join(told)} ({MEASURED} episodes each)"
 
 
 def _check_references(make_world: MakeWorld) -> str:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rl_dialog.config import INSTALLED
+from rl_dialog.errors import ROOT, page
 
 ARCS = {
     "From logs to a better policy": {
@@ -92,9 +93,11 @@ def overview() -> str:
     lines = ["usage: rl-dialog VERB [OPTIONS]     or     python -m pipelines.VERB [OPTIONS]", ""]
     for arc, verbs in ARCS.items():
         lines += [arc, *(f"  {verb:<{width}}  {text}" for verb, text in verbs.items()), ""]
-    return "\n".join(
-        [*lines, "rl-dialog VERB --help tells what a verb writes and every flag with its default."]
-    )
+    lines += ["rl-dialog VERB --help tells what a verb writes and every flag with its default."]
+    lines += [f"{page('pipelines/README.md')} names the page of each verb."]
+    if not Path("pipelines/README.md").exists():
+        lines += [f"Files that help and messages name, such as envs/README.md, lie in {ROOT}."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

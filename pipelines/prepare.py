@@ -29,7 +29,7 @@ from rl_dialog.data.readers import find_logs
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION
 from rl_dialog.data.tokenize import LEAST_VOCABULARY
 from rl_dialog.errors import UserError
-from rl_dialog.rewards import choosing
+from rl_dialog.rewards import REWARDS, choosing
 from rl_dialog.rewards.teachers import describe, make_teachers
 from rl_dialog.run import OnCluster, Output, at_least, progress, require, run
 
@@ -111,4 +111,4 @@ def _check(config: PrepareConfig) -> None:
 
 
 if __name__ == "__main__":
-    run(PrepareConfig, main)
+    run(PrepareConfig, main, listed={"rewards": REWARDS})

@@ -9,6 +9,7 @@ pipeline that you can run on your own logs; the commands are printed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -33,10 +34,15 @@ from rl_dialog.run import Output, claim_output, run
 METHODS = ("bc", "psi", "ilql")
 REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0")
 YOURS = "--logs YOUR_LOGS --output_dir data/mine --rewards.vote 1 --rewards.sentiment 0.5"
+REPORTED = "--checkpoints runs/bc runs/ilql --data data/mine --output_dir runs/report"
+LEANING = "--data data/mine --output_dir runs/ilql --method ilql --model_name_or_path runs/bc"
 NEXT = f"""Next:
   talk to the best policy    {{chat}} --checkpoint {{best}} --debug
   learning curves            tensorboard --logdir {{out}}
-  your own logs              {{prepare}} {YOURS}"""
+  the same with your logs    {{prepare}} {YOURS}
+                             {{train}} --data data/mine --output_dir runs/bc
+                             {{train}} {LEANING}
+                             {{evaluate}} {REPORTED}"""
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
         say("[bold]2 prepare[/]    score, split and tokenise them")
         sizes = ("--vocab_size", "1024", "--max_length", "512")
         stages.prepare_logs(str(out / "logs"), out / "data", *REWARDED, *sizes)
-        say(f"[bold]3 train[/]      {', '.join(METHODS)}, {config.seeds} seeds each")
-        _train(config, out)
+        say(f"[bold]3 train[/]      {', '.join(METHODS)}, each of {config.seeds} seed(s)")
+        _train(config, out, say)
     say(f"[bold]4 evaluate[/]   {config.episodes} conversations per policy in the world")
     runs = [out / f"{method}-seed{seed}" for method in METHODS for seed in range(config.seeds)]
     how = ("--env", "small_talk", "--episodes", str(config.episodes), "--contexts", "8")
@@ -79,9 +85,9 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     _sample(out / f"{best}-seed0", say)
     seconds, memory = time.perf_counter() - began, psutil.Process().memory_info().rss >> 20
     files = f"[bold]{report['html']}[/] (also report.md, metrics.json, replies.csv)"
-    say(f"\nDone in {seconds:.0f} s. The report: {files}.")
-    commands = {verb: command_of(verb) for verb in ("chat", "prepare")}
-    say(NEXT.format(best=out / f"{best}-seed0", out=out, **commands))
+    say(f"\nDone in {seconds:.0f} s. The report: {files}.", soft_wrap=True)
+    commands = {verb: command_of(verb) for verb in ("chat", "prepare", "train", "evaluate")}
+    say(NEXT.format(best=out / f"{best}-seed0", out=out, **commands), soft_wrap=True)
     paths = {"report": report["html"], "output_dir": str(out)}
     return {
         "returns": returns | report["references"],
@@ -92,9 +98,15 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     }
 
 
-def _train(config: QuickstartConfig, out: Path) -> None:
+def _train(config: QuickstartConfig, out: Path, say: Any) -> None:
     """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there
-    are cores."""
+    are cores. A line for each that is done."""
+    began, done, runs = time.perf_counter(), itertools.count(1), config.seeds * len(METHODS)
+
+    def finished(run: Any) -> None:
+        name, seconds = Path(run.output_dir).name, time.perf_counter() - began
+        say(f"             {name} is trained, {next(done)} of {runs}, after {seconds:.0f} s")
+
     # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in
     # several threads at once.
     configs = [
@@ -111,7 +123,8 @@ def _train(config: QuickstartConfig, out: Path) -> None:
         ]
         for seed in range(config.seeds)
     ]
-    train_in_threads(configs, stages.train_run, most=max(1, min(os.cpu_count() or 1, 4)))
+    most = max(1, min(os.cpu_count() or 1, 4))
+    train_in_threads(configs, stages.train_run, most=most, finished=finished)
 
 
 def _sample(folder: Path, say: Any) -> None:

@@ -89,6 +89,9 @@ def settings_of(config: ServeConfig) -> ServeSettings:
 
 
 def _serve_locally(config: ServeConfig, settings: ServeSettings) -> dict[str, Any]:
+    from rl_dialog.models.causal_lm import load_quietly
+
+    load_quietly()
     with told_to_end() as end:
         ready = partial(_say_ready, config, settings)
         store = serve_here(settings, config.host, config.port, ready=ready, end=end)

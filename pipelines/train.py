@@ -3,7 +3,8 @@
     python -m pipelines.train --data DATA --output_dir runs/bc
     python -m pipelines.train --data DATA --output_dir runs/ilql --method ilql --model_name_or_path runs/bc
 
-`rl_dialog/training/start.py` tells how a run starts, `rl_dialog/training/loop.py` is the loop.
+`rl_dialog/methods/README.md` explains methods and metrics, `rl_dialog/training/start.py` tells how a run
+starts, `rl_dialog/training/loop.py` is the loop. Methods that learn by talking belong to `online`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
 from rl_dialog.errors import NoRoom
 from rl_dialog.evaluation.episodes import env_return
-from rl_dialog.methods import METHODS
+from rl_dialog.methods import FROM_LOGS, METHODS
 from rl_dialog.models.device import named_device
 from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
 from rl_dialog.training.logger import following
@@ -37,7 +38,8 @@ from rl_dialog.training.start import (
     with_absolute_paths,
 )
 
-CHOICES = {"method": METHODS}
+CHOICES = {"method": METHODS}  # those of `online` too, to be told apart from misspelt ones
+LISTED = {"method": FROM_LOGS}
 CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, but not what is learned
     *("max_steps", "num_train_epochs", "eval_steps", "save_steps", "logging_steps", "save_total_limit"),
     *("env", "env_episodes", "data", "model", "num_workers", "cpus_per_worker", "device", "max_failures"),
@@ -119,4 +121,4 @@ def from_anywhere(config: TrainConfig) -> TrainConfig:
 
 
 if __name__ == "__main__":
-    run(TrainConfig, main, choices=CHOICES)
+    run(TrainConfig, main, choices=CHOICES, listed=LISTED)

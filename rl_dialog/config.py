@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from rl_dialog.errors import UserError
+from rl_dialog.errors import ROOT, UserError
 from rl_dialog.own import own
 
 T = TypeVar("T")
@@ -61,12 +61,14 @@ def load_config(
     *,
     choices: Choices | None = None,
     suited: Callable[[T], dict[str, Any]] | None = None,
+    listed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> T:
     """`config_class` from `--config FILE` and dotted flags; later ones win. Raises ConfigError, or exits
     after `--help`.
 
     `suited` gives nested values that take the place of the class's defaults where these depend on the rest of
-    the config, which it gets.
+    the config, which it gets. `listed`: the names of a field that --help explains, where these are not its
+    choices.
     """
     import tyro
 
@@ -92,7 +94,7 @@ def load_config(
         _say_fields_in_one_line(default)
     shown = {
         "prog": _program(Path(sys.argv[0]).resolve()),
-        "description": _described(config_class, choices),
+        "description": _described(config_class, {**choices, **(listed or {})}),
         "config": (tyro.conf.AvoidSubcommands,),
     }
     return finite(tyro.cli(config_class, args=arguments, default=default, **shown), "flags", "--")
@@ -183,6 +185,11 @@ def command_of(verb: str) -> str:
     return f"rl-dialog {verb}" if os.environ.get(INSTALLED) else f"python -m pipelines.{verb}"
 
 
+def as_typed_here(text: str) -> str:
+    """With its commands as they are typed here."""
+    return text.replace("python -m pipelines.", command_of(""))
+
+
 def typed_command(verb: str, config: Any, names: Sequence[str]) -> str:
     """What was typed, as far as these settings tell: those that are not the usual ones."""
     words, usual = [f"python -m pipelines.{verb}"], type(config)()
@@ -201,19 +208,20 @@ def _program(path: Path) -> str:
     return f"python -m {module.parent.name}.{module.name}"
 
 
-def _described(config_class: type, choices: Choices) -> str:
-    """What --help says above the flags: what the verb does and writes, and each name that a choice can have
-    with the first paragraph of its own."""
+def _described(config_class: type, listed: Mapping[str, Mapping[str, Any]]) -> str:
+    """What --help says above the flags: what the verb does and writes, and each name that a choice (or a
+    weighted sum) can have with the first paragraph of its own."""
     lines = [_about(config_class)]
-    for field, options in choices.items():
+    for field, options in listed.items():
         texts = {
             name: " ".join((option.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
             for name, option in options.items()
         }
         width = max(map(len, texts))
-        lines += [
-            f"\n--{field} NAME, or module:Class of your own, and --{field}.FIELD for each of its settings:\n"
-        ]
+        how = f"--{field} NAME, or module:Class of your own, and --{field}.FIELD for each of its settings"
+        if isinstance(_field_default(config_class, field), dict):
+            how = f"--{field}.NAME WEIGHT, or --{field}.module:function WEIGHT for one of your own"
+        lines += [f"\n{how}:\n"]
         lines += [f"  {name:<{width}}  {text}" for name, text in texts.items()]
     return "\n".join(lines)
 
@@ -223,7 +231,7 @@ def _about(config_class: type) -> str:
     name = config_class.__module__
     of_verb = name == "__main__" or name.startswith("pipelines.")
     text = (of_verb and sys.modules[name].__doc__) or config_class.__doc__ or ""
-    return textwrap.dedent(text).replace("python -m pipelines.", command_of(""))
+    return as_typed_here(textwrap.dedent(text))
 
 
 def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -> T:
@@ -424,7 +432,7 @@ def read_yaml(path: str) -> dict[str, Any]:
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), _OnceEach)  # noqa: S506  (a SafeLoader)
     except OSError as error:
-        installed = Path(__file__).parents[1] / path
+        installed = ROOT / path
         hint = f"; the one that came with this package is {installed}" if installed.is_file() else ""
         raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}{hint}") from error
     except UnicodeDecodeError as error:

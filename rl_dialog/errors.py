@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]  # of the repository, or where pip put its packages
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_IN_WORDS = f"(os error {errno.ENOSPC})"  # of safetensors and tokenizers, whose exceptions are their own
 FULL_DATABASE = {"sqlite_errorcode": 13, "sqlstate": "53100"}  # of SQLite and PostgreSQL
@@ -20,6 +21,12 @@ class UserError(ValueError):
 
 class NoRoom(UserError):
     """A file system, or somebody's share of it, is full."""
+
+
+def page(name: str) -> str:
+    """A file of ours as it can be opened from here: by its name in the repository, or in full where that is
+    not the working directory."""
+    return name if Path(name).exists() else str(ROOT / name)
 
 
 @contextmanager

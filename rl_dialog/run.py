@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from rl_dialog.config import Choices, load_config, read_yaml, require, save_config, to_dict
+from rl_dialog.config import Choices, as_typed_here, load_config, read_yaml, require, save_config, to_dict
 from rl_dialog.config import at_least as at_least  # verbs check their own settings by it
 from rl_dialog.errors import UserError, room_for
 
@@ -103,6 +103,7 @@ def run(
     *,
     choices: Choices | None = None,
     suited: Callable[[T], dict[str, Any]] | None = None,
+    listed: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """The entry point of a command: loads its config, runs `main`, prints the headline figures as the last
     line of stdout.
@@ -116,14 +117,15 @@ def run(
         gc.enable()
     _take_any_terminal()
     try:
-        config = load_config(config_class, choices=choices, suited=suited)
+        config = _typed(config_class, choices=choices, suited=suited, listed=listed)
         with room_for(getattr(config, "output_dir", "") or os.getcwd()):
             result = main(config)
     except (UserError, OSError) as error:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
-        how = {"width": 140, "break_long_words": False, "replace_whitespace": False}
-        print("\n" + textwrap.fill(f"error: {_in_words(error)}", **how), file=sys.stderr)
+        how = dict.fromkeys(("break_long_words", "break_on_hyphens", "replace_whitespace"), False)
+        told = f"error: {as_typed_here(_in_words(error))}"
+        print("\n" + textwrap.fill(told, width=140, **how), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         if os.environ.get("RL_DIALOG_DEBUG"):
@@ -131,6 +133,15 @@ def run(
         print("\ninterrupted", file=sys.stderr)
         sys.exit(130)
     print(_shown_as_json(result), flush=True)
+
+
+def _typed(config_class: type[T], **how: Any) -> T:
+    """The config of a command; whoever reads of its help only the beginning ends it without a word."""
+    try:
+        return load_config(config_class, **how)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tells it at its end
+        sys.exit(0)
 
 
 def _in_words(error: Exception) -> str:

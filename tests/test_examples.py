@@ -44,14 +44,16 @@ def test_the_reader_of_a_table_on_the_page(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     rows = ["Ticket no.;Sent;Who?;Text", 'K-1;10:00;Customer;"Ich möchte ""sofort"" Geld;\nbitte"']
     rows += ["K-1;10:01;Agent;Tut mir leid", "K-2;10:00;Customer;", "K-2;10:01;Agent;Hallo?", "K-3;9:00;?;Hm"]
+    rows += ["K-4;9:00;Customer;Und ich?"]
     for encoding in ("utf-8-sig", "latin-1"):
         (tmp_path / f"{encoding}.csv").write_text("\n".join(rows), encoding=encoding)
     [log], bad, _ = find_logs([str(tmp_path / "utf-8-sig.csv")], reader="table_on_the_page:read")
-    first, second, broken = read_log(log)
+    first, second, broken, last = read_log(log)
     assert not bad and first.id.endswith("K-1") and second.messages[0]["content"] == ""
     texts = [message["content"] for message in first.messages]
     assert texts == ['Ich möchte "sofort" Geld;\nbitte', "Tut mir leid"]
-    assert isinstance(broken, Bad) and "KeyError: '?'" in broken.reason
+    assert isinstance(broken, Bad) and "role" in broken.reason and "'?'" in broken.reason
+    assert last.messages == [{"role": "user", "content": "Und ich?"}]
     [log], *_ = find_logs([str(tmp_path / "latin-1.csv")], reader="table_on_the_page:read")
     [told] = read_log(log)
     assert "expected UTF-8 text, got the byte 0xf6" in told.reason and "iconv" in told.reason
@@ -103,19 +105,19 @@ def test_a_reader_that_fails_keeps_what_came_before(tmp_path, monkeypatch):
     good, empty, number, end = read_log(log)
     assert isinstance(good, Dialog)
     assert (empty.where, number.where, end.where) == ("record 2", "record 3", "after record 3")
-    assert (
-        "non-empty list as `messages`" in empty.reason
-        and "got int" in number.reason
-        and "KeyError" in end.reason
-    )
+    assert "non-empty list as `messages`" in empty.reason and "got int" in number.reason
+    assert "what follows in this file was not read" in end.reason
+    told = f"the reader own_reader:read raised KeyError: 'x' in line 5 of {tmp_path}"
+    assert told in end.reason
 
 
 def test_the_method(make_policy, make_row, tmp_path, tokenizer):
-    """The loss by hand, gradients included; a checkpoint knows its method by its name."""
+    """The loss by hand, of decisions alone: the end of a conversation that was cut off is a state, and none.
+    A checkpoint knows its method by its name."""
     policy = make_policy(Smoothed(smoothing=0.2), family="llama")
-    batch = collate([make_row([3, 4, 5, 6], [(2, 3, 1.0)])])
+    batch = collate([make_row([3, 4, 5, 6], [(2, 3, 1.0)], truncated=True)])
     out = policy.outputs(batch)
-    logp = out.lm.dense().log_softmax(-1)
+    logp = out.lm.dense()[:2].log_softmax(-1)
     nll = -logp.gather(1, batch.actions[:, None]).sum()
     expected = 0.8 * nll - 0.2 * logp.mean(-1).sum()
     assert torch.allclose(policy.method.loss(out, batch).total, expected, atol=1e-4)

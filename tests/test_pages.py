@@ -73,3 +73,13 @@ def test_every_config_that_is_named_is_there():
     }
     assert len(named) > 20
     assert not [(name, where) for name, where in sorted(named) if not (ROOT / name).is_file()]
+
+
+def test_every_page_that_help_or_a_comment_names_is_there():
+    """By its name in the repository, or beside the file that names it."""
+    wrong = []
+    for path in (path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py"))):
+        for named in re.findall(r"\w[\w./-]*\.md\b", path.read_text(encoding="utf-8")):
+            if "/" in named and not (ROOT / named).is_file():
+                wrong.append(f"{path.relative_to(ROOT)}: {named}")
+    assert not wrong, "\n".join(wrong)

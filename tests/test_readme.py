@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import shlex
+import subprocess
+import sys
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +20,7 @@ from pipelines.__main__ import VERBS, overview
 from pipelines.__main__ import main as run_verb
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.config import INSTALLED, ConfigError, load_config
+from rl_dialog.data.readers import find_logs
 from rl_dialog.evaluation.comparison import replace_table
 from rl_dialog.evaluation.comparison_file import read_comparison, write_search
 from rl_dialog.evaluation.sweep_space import find_points, read_sweep
@@ -110,6 +114,44 @@ def test_help_tells_what_a_verb_does_with_the_commands_as_they_are_typed(
     told = capsys.readouterr().out
     assert "Logs of any known format to a data directory" in told and f"{typed} --logs chats/" in told
     assert ("python -m pipelines" in told) is not bool(installed) and "--max-length" in told
+
+
+@pytest.mark.parametrize(
+    ("verb", "told", "untold"),
+    [
+        ("train", ["  ilql  ", "Implicit Language Q-Learning", "belong to `online`"], "  rloo  "),
+        ("online", ["  rloo  ", "leave-one-out"], "  ilql  "),
+        (
+            "prepare",
+            ["--rewards.module:function WEIGHT", "  repetition  ", "already used in this dialog"],
+            "ilql",
+        ),
+    ],
+)
+def test_help_explains_each_name_that_the_verb_takes(verb, told, untold, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", [f"pipelines/{verb}.py", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / "pipelines" / f"{verb}.py"), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in told) and untold not in shown
+
+
+def test_help_that_is_not_read_to_its_end_ends_without_a_word() -> None:
+    command = f"{sys.executable} -m pipelines.label --help | head -c 1"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("u", "")
+
+
+def test_pages_are_named_by_where_they_lie(monkeypatch, tmp_path) -> None:
+    """In the repository by their names in it, elsewhere in full: there is no envs/README.md in the folder of
+    somebody who works with the installed package."""
+    monkeypatch.chdir(ROOT)
+    assert "\npipelines/README.md names" in overview() and str(ROOT) not in overview()
+    monkeypatch.chdir(tmp_path)
+    assert f"{ROOT}/pipelines/README.md names" in overview() and f"lie in {ROOT}." in overview()
+    (tmp_path / "table.csv").write_text("Wer?;Text\nich;ja\n")
+    _, [unknown], _ = find_logs(["table.csv"])
+    assert f"{ROOT}/rl_dialog/data/README.md has one for tables" in unknown.reason
 
 
 def test_every_file_it_names_exists() -> None:

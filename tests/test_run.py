@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rl_dialog import run
+from rl_dialog.config import INSTALLED
 from rl_dialog.errors import UserError
 from rl_dialog.own import own
 
@@ -28,6 +29,31 @@ def test_what_the_machine_refused_is_told_in_words(tmp_path, monkeypatch, capsys
         shown = capsys.readouterr().err
         assert end.value.code == 2 and "Errno" not in shown and "Traceback" not in shown
         assert f"error: {path}: {reason}" in shown and "path" in shown.split(reason)[1]
+
+
+def test_a_message_names_commands_as_they_are_typed_here(monkeypatch, capsys) -> None:
+    def fails(config: run.Quiet) -> dict:
+        raise UserError("talk to a model first (python -m pipelines.serve --help)")
+
+    for installed, told in (("", "python -m pipelines.serve --help"), ("1", "rl-dialog serve --help")):
+        monkeypatch.setenv(INSTALLED, installed)
+        monkeypatch.setattr("sys.argv", ["count"])
+        with pytest.raises(SystemExit):
+            run.run(run.Quiet, fails)
+        assert f"error: talk to a model first ({told})" in capsys.readouterr().err
+
+
+def test_a_message_breaks_no_path(monkeypatch, capsys) -> None:
+    """Whoever copies it from the terminal gets it whole."""
+    path = "/data/" + "long-name-" * 13
+
+    def fails(config: run.Quiet) -> dict:
+        raise UserError(f"expected a folder, found nothing at {path}: choose another one")
+
+    monkeypatch.setattr("sys.argv", ["count"])
+    with pytest.raises(SystemExit):
+        run.run(run.Quiet, fails)
+    assert path in capsys.readouterr().err
 
 
 def test_garbage_waits_for_a_verb_to_be_imported_and_no_longer(monkeypatch, capsys) -> None:

@@ -36,6 +36,8 @@ from rl_dialog.data.tokenize import TemplateError
 from rl_dialog.errors import UserError
 
 CHUNK_BYTES = 4 << 20  # what travels between two stages at a time
+STARTS = 3  # attempts at a Ray of our own
+TOO_SLOW = "timed out during startup"  # what Ray says of a node that took longer than it waits
 OBJECT_STORE_BYTES = 256 << 20  # of a Ray that we start: only a few chunks are ever under way
 
 
@@ -61,8 +63,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     try:
         if address.rpartition(":")[2].isdigit():
             _answers(address)
-        with _termination_handled_as_before(), _native_stderr_held():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        _start(address, local)
     except Exception as error:
         where = (
             "Ray did not start on this machine"
@@ -76,6 +77,25 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
             yield
     finally:
         ray.shutdown()
+
+
+def _start(address: str, local: dict[str, Any]) -> None:
+    """Ray gives a node that it starts 30 s, which a busy machine may exceed; what is left of a start that
+    took longer ends with this process."""
+    for left in reversed(range(STARTS if local else 1)):
+        try:
+            with _termination_handled_as_before(), _native_stderr_held():
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+            return
+        except Exception as error:
+            if TOO_SLOW not in str(error):
+                raise
+            if not left:
+                raise UserError(
+                    f"not within {30 * STARTS} s, in {STARTS} attempts: the machine is too busy; try again "
+                    "when less runs on it, or join a Ray that runs (--address)"
+                ) from error
+            print("Ray did not start within 30 s: once more", file=sys.stderr, flush=True)
 
 
 def _answers(address: str) -> None:

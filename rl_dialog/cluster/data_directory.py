@@ -22,7 +22,7 @@ from rl_dialog.cluster.scoring import WORK, Scoring, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.data.manifest_report import COUNTS
 from rl_dialog.data.pairs import mine_pairs
-from rl_dialog.data.readers import Bad, LogFile
+from rl_dialog.data.readers import STOPPED, Bad, LogFile
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.errors import UserError
@@ -83,12 +83,14 @@ def fill_directory(
     late = [item for made in shards.values() for shard in made for item in shard.late]
     rewards = _reward_figures(scored, shards, weights, normalisers)
     rewards["scorers"] = scorer_names(weights, compat=scoring.compat, scorers=scoring.scorers)
+    quarantined, stopped = _write_quarantine(bad, work / "quarantine", late, directory / "quarantine.jsonl")
     return {
         "sources": _source_figures(logs, bad, scored, late),
         "splits": {split: _split_figures(made) for split, made in shards.items()},
         "rewards": rewards,
         "tokenizer": _tokenizer_figures(tokenising.tokenizer, tokenizer, vocab_size),
-        "quarantined": _write_quarantine(bad, work / "quarantine", late, directory / "quarantine.jsonl"),
+        "quarantined": quarantined,
+        "stopped": stopped,
         **_count_figures(scored, shards, split=scoring.split),
         **_cost_figures(time.perf_counter() - began, scored, shards),
     }
@@ -139,10 +141,12 @@ def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
         seen += count
 
 
-def _write_quarantine(bad: Sequence[Bad], parts: Path, late: Sequence[dict[str, Any]], path: Path) -> int:
+def _write_quarantine(
+    bad: Sequence[Bad], parts: Path, late: Sequence[dict[str, Any]], path: Path
+) -> tuple[int, list[str]]:
     """All bad records, files first, in the order of reading; then those that took too long to tokenise.
-    Returns how many."""
-    count = 0
+    Returns how many, and which of them are files that were not read to their end."""
+    count, stopped = 0, []
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for item in bad:
             file.write(json.dumps(asdict(item), ensure_ascii=False) + "\n")
@@ -152,9 +156,11 @@ def _write_quarantine(bad: Sequence[Bad], parts: Path, late: Sequence[dict[str, 
                 for line in lines:
                     file.write(line)
                     count += 1
+                    if STOPPED in line and (item := Bad(**json.loads(line))).reason.startswith(STOPPED):
+                        stopped.append(str(item))
         for item in late:
             file.write(json.dumps(item, ensure_ascii=False) + "\n")
-    return count + len(late)
+    return count + len(late), stopped
 
 
 def write_pairs(directory: Path) -> None:

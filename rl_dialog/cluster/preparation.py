@@ -108,7 +108,8 @@ def check_logs(
     if config.strict and bad:
         raise UserError(f"{bad[0]} (a strict run stops at the first bad file)")
     if not logs:
-        reason = f"; the first of {len(bad)} bad files is {bad[0]}" if bad else ""
+        others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        reason = f": {bad[0]}{others}" if bad else ""
         raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and overwrite:

@@ -54,14 +54,16 @@ def awaited() -> str:
     job = ray.get_runtime_context().get_job_id()
     actors = state.actors(job_id=ray.JobID.from_hex(job)).values()
     starting = [each for each in actors if each["State"] == "PENDING_CREATION"]
+    again = [each for each in actors if each["State"] == "RESTARTING"]
     # one that has a place is a process already
-    homeless = [each for each in actors if each["State"] == "RESTARTING"]
-    homeless += [each for each in starting if not each["Pid"]]
+    homeless = [*again, *(each for each in starting if not each["Pid"])]
     groups = [
         each
         for key, each in ray.util.placement_group_table().items()
         if key.endswith(job) and each["state"] in ("PENDING", "RESCHEDULING")
     ]
+    if not groups and _is_room_for(len(homeless)):  # Ray is about to start them
+        starting, homeless = [*starting, *again], []
     parts = [f"{_counted(len(homeless), 'process')} of this job"] if homeless else []
     for group in groups:
         bundles = list(group["bundles"].values())
@@ -70,6 +72,14 @@ def awaited() -> str:
     if parts:
         return f"no place for {' and '.join(parts)}. {cpus_of_cluster()}{_others(job)}{_neighbours()}"
     return f"{_counted(len(starting), 'process')} of this job to start{_neighbours()}" if starting else ""
+
+
+def _is_room_for(count: int) -> bool:
+    """Is a CPU free for each of so many processes, and a GPU where there are any?"""
+    all_of_it, free = ray.cluster_resources(), ray.available_resources()
+    return all(
+        free.get(kind, 0.0) >= count for kind in ("CPU", "GPU") if kind == "CPU" or all_of_it.get(kind)
+    )
 
 
 def cpus_of_cluster() -> str:

@@ -20,7 +20,7 @@ MOST_SHOWN = (
     9  # components whose correlations fit a terminal; manifest.json and the report have those of more
 )
 HEADLINES = (
-    *("split_by", "quarantined", "no_reply", "renamed_ids", "cut_replies", "shared_contexts"),
+    *("split_by", "quarantined", "stopped", "no_reply", "renamed_ids", "cut_replies", "shared_contexts"),
     *("seconds", "dialogs_per_second", "peak_memory_mib"),
 )
 
@@ -105,9 +105,10 @@ def _number(value: float | None) -> str:
 def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator[str]:
     """What a user should not overlook."""
     if manifest["quarantined"]:
-        yield f"{manifest['quarantined']:,} records could not be read: see quarantine.jsonl"
+        yield f"{_counted(manifest['quarantined'], 'record')} could not be read: see quarantine.jsonl"
+    yield from manifest["stopped"][:MOST_SHOWN]
     if skipped:
-        yield f"{len(skipped)} files skipped that are no dialogs of their own: see manifest.json"
+        yield f"{_counted(len(skipped), 'file')} skipped, without dialogs of their own: see manifest.json"
     if manifest["renamed_ids"]:
         yield f"{manifest['renamed_ids']:,} dialogs had an id that was taken and got a number behind it"
     if manifest["cut_replies"]:
@@ -118,9 +119,14 @@ def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator
             what = "rl_dialog/rewards/README.md says what it reads"
             yield f"the reward {name} applies to no reply of these logs: {what}"
     yield from _unrated(manifest)
+    yield from _as_if_nothing(manifest)
     if manifest["rewards"]["sum"]["std"] == 0:
         enough = "enough for behaviour cloning, nothing for the other methods to learn from"
         yield f"every reply earns the same reward: {enough}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _unrated(manifest: dict[str, Any]) -> Iterator[str]:
@@ -131,6 +137,24 @@ def _unrated(manifest: dict[str, Any]) -> Iterator[str]:
         yield "no reply has a reward: enough for behaviour cloning, nothing for other methods to learn from"
     elif unrated:
         yield f"{unrated:,} of {replies:,} replies have no reward: no component with a weight applies"
+
+
+def _as_if_nothing(manifest: dict[str, Any]) -> Iterator[str]:
+    """Rewards that never are 0 and yet count as 0 where they do not apply, because others do: a conversation
+    that nobody rated would be worse than one of a single star. One that is on each conversation's last reply
+    is 0 before it, as it should be."""
+    splits, rewards = manifest["splits"].values(), manifest["rewards"]
+    replies, dialogs = (sum(split[key] for split in splits) for key in ("replies", "dialogs"))
+    for name, row in rewards["components"].items():
+        known = round(replies * row["coverage"])
+        if not (row["weight"] and 0 < row["coverage"] < rewards["sum"]["coverage"]) or known == dialogs:
+            continue
+        if name not in rewards["normalisers"] and (row["min"] > 0 or row["max"] < 0):
+            yield (
+                f"the reward {name} lies between {row['min']:g} and {row['max']:g} and applies to {known:,} "
+                f"of {replies:,} replies: where other rewards do and it does not, it counts as 0, which is "
+                f"none of its values; --normalise {name}=zscore makes 0 its mean"
+            )
 
 
 def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:

@@ -13,6 +13,8 @@ import io
 import json
 import os
 import re
+import sys
+import traceback
 import zipfile
 import zlib
 from collections import Counter
@@ -41,7 +43,7 @@ from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, open_log, shown
 from rl_dialog.data.formats.records import Record, dialogs
 from rl_dialog.data.schema import Dialog, DialogError
-from rl_dialog.errors import UserError
+from rl_dialog.errors import UserError, page
 from rl_dialog.own import own
 
 __all__ = [
@@ -55,6 +57,8 @@ __all__ = [
     "read_logs",
     "write_quarantine",
 ]
+
+STOPPED = "reading stopped here, and what follows in this file was not read"  # how such a reason begins
 
 READERS = {  # the first one that matches reads the file
     "dialog": dialog,
@@ -159,12 +163,8 @@ def read_log(log: LogFile, *, max_line_bytes: int = 64 << 20) -> Iterator[Dialog
     except ConnectionError:  # nothing is damaged
         raise
     except Exception as error:  # the file is damaged from here on; what came before is already out
-        yield Bad(
-            log.name,
-            f"after record {count}" if count else "",
-            f"reading stopped here: {_plain(error)}",
-            log.corpus,
-        )
+        where = f"after record {count}" if count else ""
+        yield Bad(log.name, where, f"{STOPPED}: {_plain(error)}", log.corpus)
         return
     if not count:
         yield Bad(log.name, "", "expected dialogs, got a file without any record", log.corpus)
@@ -182,13 +182,18 @@ def _reader(name: str) -> Any:
         raise UserError(
             f"reader {name!r}: expected a function that takes an open text file, got {function!r}"
         )
-    return _Own(function)
+    return _Own(name, function)
+
+
+class _ReaderFailed(Exception):
+    """The user's function raised something; the message says what and where."""
 
 
 @dataclass(frozen=True)
 class _Own:
     """A user's function as a reader (data/formats/example.py is one)."""
 
+    name: str
     function: Callable[[TextIO], Iterable[dict[str, Any]]]
 
     def corpus(self, head: Head) -> str | None:
@@ -196,11 +201,22 @@ class _Own:
 
     def read(self, log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
         with open_log(log.path, log.member) as stream, io.TextIOWrapper(stream, encoding="utf-8-sig") as file:
-            file_records = (
-                Record(record, f"record {number}", number)
-                for number, record in enumerate(self.function(file), 1)
-            )
-            yield from dialogs(log, file_records, lambda record: [self._dialog(log, record)])
+            yield from dialogs(log, self._records(file), lambda record: [self._dialog(log, record)])
+
+    def _records(self, file: TextIO) -> Iterator[Record]:
+        try:
+            for number, record in enumerate(self.function(file), 1):
+                yield Record(record, f"record {number}", number)
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError):  # of the file
+            raise
+        except Exception as error:
+            code = getattr(sys.modules.get(self.function.__module__), "__file__", None)
+            lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == code]
+            place = f" in line {lines[-1]} of {code}" if lines else ""
+            raise _ReaderFailed(
+                f"the reader {self.name} raised {type(error).__name__}: {error}{place}; let it yield such "
+                "records as they are, and those that are no dialogs go to quarantine one by one"
+            ) from error
 
     def _dialog(self, log: LogFile, record: Record) -> Dialog:
         if not isinstance(record.value, dict):
@@ -407,7 +423,8 @@ def _unrecognised(head: Head) -> str:
         holds = f"the columns {', '.join(head.columns)}"
     elif head.records:
         holds = f"the keys {', '.join(sorted(head.keys)[:12])}"
-    own_format = "a format of your own is read by --reader module:function (rl_dialog/data/README.md)"
+    own_format = "a format of your own is read by a function of a few lines, --reader module:function: "
+    own_format += f"{page('rl_dialog/data/README.md')} has one for tables"
     return f"no reader recognises this file: expected one of {', '.join(READERS)}; got {holds}; {own_format}"
 
 
@@ -429,7 +446,7 @@ def _suggestion(word: str, names: Sequence[str] | dict) -> str:
 
 def _plain(error: Exception) -> str:
     """What went wrong, in words."""
-    if isinstance(error, JsonError):
+    if isinstance(error, JsonError | _ReaderFailed):
         return str(error)
     if isinstance(error, zlib.error):
         return f"expected whole gzip or zip data, got damaged data: {error}"

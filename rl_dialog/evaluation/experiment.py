@@ -238,24 +238,35 @@ def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
     return seconds
 
 
-def train_in_threads(configs: Sequence[Sequence[Any]], train: Callable[[Any], Any], *, most: int) -> None:
+def train_in_threads(
+    configs: Sequence[Sequence[Any]],
+    train: Callable[[Any], Any],
+    *,
+    most: int,
+    finished: Callable[[Any], None] = lambda config: None,
+) -> None:
     """Trains the first of each row, and the others, which start from it, as soon as it is there; `most` runs
-    at a time. Raises what the first run that fails raised; what still runs then ends with Ray."""
+    at a time, and `finished` is called with each that is done. Raises what the first run that fails raised;
+    what still runs then ends with Ray."""
 
-    def after(start: Future, config: Any) -> None:
-        start.result()
+    def one(config: Any) -> Any:
         train(config)
+        return config
+
+    def after(start: Future, config: Any) -> Any:
+        start.result()
+        return one(config)
 
     pool = ThreadPoolExecutor(max_workers=most)
     try:  # jobs start in order, so none waits in vain
-        first = [pool.submit(train, row[0]) for row in configs]
+        first = [pool.submit(one, row[0]) for row in configs]
         later = [
             pool.submit(after, start, config)
             for start, row in zip(first, configs, strict=True)
             for config in row[1:]
         ]
         for job in as_completed([*first, *later]):
-            job.result()
+            finished(job.result())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

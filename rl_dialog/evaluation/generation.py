@@ -64,8 +64,8 @@ class Decoding:
     num_generations: int = 0
     """draw so many replies and say the best of them; 0 is what the method wants, one for most"""
     rank_by: str = ""
-    """what best means (evaluation/README.md has the ways); by default the method's own, else mean Q, else the
-    mean log-probability"""
+    """what best means (rl_dialog/evaluation/README.md has the ways); by default the method's own, else mean
+    Q, else the mean log-probability"""
 
     @staticmethod
     def of(config: Decoding) -> Decoding:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.aggregate import OPTIMUM
 from rl_dialog.evaluation.candidates import write_candidates
 from rl_dialog.evaluation.checkpoints import CheckpointConfig, MakeEnv
 from rl_dialog.evaluation.held_out import HeldOut
@@ -72,9 +73,12 @@ def _folders(entries: Sequence[Entry]) -> dict[str, list[Path]]:
 
 
 def _references(config: CheckpointConfig, make_env: MakeEnv | None) -> dict[str, Estimate]:
-    """What returns mean: reference policies and bounds of an environment that brings `reference_returns`."""
+    """What returns mean: reference policies and bounds of an environment that brings `reference_returns`, or
+    its `optimum` alone."""
     bring = getattr(make_env, "reference_returns", None)
     returns = bring(config.episodes, config.seed) if bring else {}
+    if not bring and hasattr(make_env, "optimum"):
+        returns = {OPTIMUM: [make_env().optimum()]}
     settings = {"replicates": config.replicates, "seed": config.seed}
     return {name: estimate([Measure.mean(values)], **settings) for name, values in returns.items()}
 

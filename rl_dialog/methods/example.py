@@ -28,5 +28,6 @@ class Smoothed(Method):
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         total, nll = out.lm.nll(batch.actions)  # nll: the N terms, for metrics, without gradient
-        uniform = -out.lm.dense().log_softmax(-1).mean(-1).sum()
+        said = out.lm.rows(slice(batch.decisions))  # not the states behind a cut, which only bootstrap
+        uniform = -said.dense().log_softmax(-1).mean(-1).sum()
         return Loss((1 - self.smoothing) * total + self.smoothing * uniform, {"nll": nll.sum()})

@@ -49,7 +49,7 @@ def say_ready(
         "cluster": cluster,
     }
     print(json.dumps(line), flush=True)
-    say = Console(quiet=quiet, stderr=True, highlight=False).print
+    say = Console(quiet=quiet, stderr=True, highlight=False, soft_wrap=True).print
     who = "needs an API key" if settings.needs_key else "open to everyone on this machine"
     say(f"chat page  {url}/{'#key=YOUR_KEY' if settings.needs_key else ''}")
     say(f"API        {url}/v1/chat/completions   models {', '.join(models)}")

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus (GET /metrics); serving/README.md explains each name."""
+"""What a server tells Prometheus (GET /metrics); README.md explains each name."""
 
 from __future__ import annotations
 

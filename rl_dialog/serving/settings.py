@@ -139,7 +139,9 @@ def _named(flag: str, values: Sequence[str]) -> dict[str, str]:
     for value in values:
         name, equals, rest = value.partition("=")
         if not (name and equals and rest) or name in named:
-            raise UserError(f"--{flag}: expected NAME=VALUE with a name of its own each, got {value!r}")
+            example = f"{Path(value).name}={value}" if flag == "models" else f"{value}=1"
+            hint = "" if equals else f", such as {example}"
+            raise UserError(f"--{flag}: expected NAME=VALUE with a name of its own each, got {value!r}{hint}")
         named[name] = rest
     return named
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 
 import pytest
 import ray
 
+from rl_dialog.cluster import data
 from rl_dialog.cluster.data import connect, errors_of_workers
 from rl_dialog.errors import UserError
 from rl_dialog.run import handling
@@ -46,3 +48,26 @@ def test_the_workers_own_error_comes_out_of_rays_wrapper():
 def test_a_ray_that_is_not_there_is_told_at_once(address, message):
     with pytest.raises(UserError, match=message), connect(address):
         raise AssertionError("expected no Ray")
+
+
+@pytest.mark.parametrize(("slow", "starts"), [(2, True), (3, False)])
+def test_a_ray_that_a_busy_machine_is_slow_to_start_is_started_again(slow, starts, monkeypatch, capsys):
+    """Ray itself gives up after 30 s."""
+    came = []
+
+    def init(**how):
+        came.append(how["address"])
+        if len(came) <= slow:
+            raise RuntimeError("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(data, "told_what_is_awaited", nullcontext)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    expected = (
+        nullcontext() if starts else pytest.raises(UserError, match="3 attempts: the machine is too busy")
+    )
+    with expected, connect():
+        pass
+    assert came == ["local"] * 3 and capsys.readouterr().err.count("once more") == 2

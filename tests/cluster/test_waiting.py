@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -61,6 +62,29 @@ def said_at_last(what: Callable[[str], bool]) -> str:
     return said
 
 
+@pytest.mark.parametrize(
+    ("free", "told"),
+    [
+        ({"CPU": 2.0}, "2 processes of this job to start"),
+        ({"CPU": 0.0}, "no place for 1 process of this job. The cluster has 1 node, 0 of 2 CPUs free"),
+        ({"CPU": 2.0, "GPU": 0.0}, "no place for 1 process of this job"),
+    ],
+)
+def test_where_cpus_are_free_a_process_is_about_to_start(free, told, monkeypatch) -> None:
+    """One has a process id, so a place; the other has none yet."""
+    actors = {pid: {"State": "PENDING_CREATION", "Pid": pid} for pid in (7, 0)}
+    monkeypatch.setattr(waiting.state, "actors", lambda job_id: actors)
+    monkeypatch.setattr(waiting.state, "jobs", list)
+    monkeypatch.setattr(waiting, "_neighbours", str)
+    context = SimpleNamespace(get_job_id=lambda: "01000000")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray.util, "placement_group_table", dict)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: dict.fromkeys(free, 2.0))
+    monkeypatch.setattr(ray, "available_resources", lambda: free)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
+    assert waiting.awaited().startswith(told)
+
+
 @pytest.mark.slow
 def test_a_job_beside_another_ray_says_so(tmp_path: Path) -> None:
     with connect("local", num_cpus=1), holding("local") as other:
@@ -87,7 +111,7 @@ def test_a_job_whose_cores_another_job_holds_says_so_and_goes_on(monkeypatch, ca
             homeless = "no place for 1 process of this job. The cluster has 1 node, 0 of 1 CPUs free"
             said = said_at_last(lambda said: homeless in said)
             assert "other jobs on it: " in said and "-c" in said
-            err = shown_at_last(capfd, "waiting for 1 s: no place for")
+            err = shown_at_last(capfd, "waiting for 1 s: ")
             group = ray.util.placement_group([{"CPU": 1}] * 2)
             said_at_last(lambda said: "and a group of 2 processes (1 CPU each)" in said)
             ray.util.remove_placement_group(group)

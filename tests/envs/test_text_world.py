@@ -57,6 +57,36 @@ def test_the_whole_check_and_what_a_world_brings():
     assert found["references"].note == "behaviour policy, best inside the logs, optimum"
 
 
+class Thought:
+    """Which of four it thinks of, it draws; one guess."""
+
+    def reset(self, *, seed=None):
+        self.number = random.Random(seed).choice("1234")
+        self.messages = [{"role": "user", "content": "Guess!"}]
+        return list(self.messages), {}
+
+    def step(self, reply):
+        self.messages += [{"role": "assistant", "content": reply}]
+        return list(self.messages), float(reply == self.number), True, False, {}
+
+    @staticmethod
+    def optimum():
+        return 0.25
+
+    @staticmethod
+    def scripted_players():
+        return {"guess": lambda seed: lambda messages: random.Random(seed).choice("1234")}
+
+
+def test_a_player_that_draws_as_the_world_does_knows_nothing_of_it():
+    """With the world's own seed it would always be right, and above the optimum."""
+    assert faults(Thought) == {}
+    [told] = [
+        finding.note for finding in check_world(Thought, but=("other process",)) if finding.check == "players"
+    ]
+    assert "optimum 0.25 (32 episodes each)" in told
+
+
 class Lucky(House):
     """Draws from the generator of the process."""
 

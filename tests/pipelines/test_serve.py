@@ -55,8 +55,9 @@ def test_keys_come_and_go(url):
         ({}, "at least one model, e.g. --models ilql=runs/ilql"),
         (
             {"models": ("runs/ilql",)},
-            "--models: expected NAME=VALUE with a name of its own each, got 'runs/ilql'",
+            "--models: expected NAME=VALUE .*, got 'runs/ilql', such as ilql=runs/ilql",
         ),
+        ({"models": ("a=x",), "split": ("a",)}, "--split: expected NAME=VALUE .*, got 'a', such as a=1"),
         ({"models": ("a=x", "a=y")}, "name of its own each, got 'a=y'"),
         ({"models": ("assigned=x",), "backend": "local"}, "another name for a model than 'assigned'"),
         ({"models": ("a=x",), "split": ("b=1",)}, "split: expected names of models .a., got 'b'"),
