@@ -46,3 +46,16 @@ def test_the_workers_own_error_comes_out_of_rays_wrapper():
 def test_a_ray_that_is_not_there_is_told_at_once(address, message):
     with pytest.raises(UserError, match=message), connect(address):
         raise AssertionError("expected no Ray")
+
+
+def test_a_ray_that_wants_a_token_says_so(monkeypatch):
+    """Ray's own message names the address alone: what the cluster said is in its cause."""
+
+    def init(**_):
+        raise ConnectionError("Failed to connect to Ray cluster") from RuntimeError(
+            "RPC error: InvalidAuthToken: Authentication token is missing or incorrect"
+        )
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match="Failed to connect.*RAY_AUTH_MODE=token"), connect("auto"):
+        raise AssertionError("expected no Ray")
