@@ -1,9 +1,9 @@
 """Conversations in words: a system of modules, or a language model of this project, meets simulated users.
 
-    python -m pipelines.converse --output_dir runs/words                                template words
-    python -m pipelines.converse --output_dir runs/nlu --world DIR --nlu models/nlu     a trained NLU
-    python -m pipelines.converse --output_dir runs/lm --system runs/ilql                a checkpoint
-    python -m pipelines.converse --output_dir runs/logs --placeholders --mistakes 0.2   logs to train one on
+    python -m pipelines.converse --output_dir runs/words                                # template words
+    python -m pipelines.converse --output_dir runs/nlu --world DIR --nlu models/nlu     # a trained NLU
+    python -m pipelines.converse --output_dir runs/lm --system runs/ilql                # a checkpoint
+    python -m pipelines.converse --output_dir runs/logs --placeholders --mistakes 0.2   # logs to train one on
 
 User i of a seed has the same goal whoever meets it. Into the output folder go
 

@@ -1,6 +1,6 @@
 """Checkpoints to a report: returns in an environment, scores on held-out logs, rewards, KL to the prior.
 
-    python -m pipelines.evaluate --checkpoints runs/bc-* runs/ilql-* --env small_talk --output_dir report
+    python -m pipelines.evaluate --checkpoints runs/bc-* runs/ilql-* --env small_talk --output_dir runs/report
 
 A run folder gives its best and its last checkpoint. Runs whose names differ by `seed<k>` at the end are
 one group, and figures have intervals over seeds; `rl_dialog/evaluation/README.md` defines them.

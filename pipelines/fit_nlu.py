@@ -1,8 +1,8 @@
 """Language understanding for MultiWOZ's dialogs: words to dialogue acts, from annotated corpora, from
 simulated dialogs, or from both.
 
-    python -m pipelines.fit_nlu --output_dir models/nlu                             the generated town
-    python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip     a corpus
+    python -m pipelines.fit_nlu --output_dir models/nlu                             # the generated town
+    python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip     # a corpus
     python -m pipelines.fit_nlu --output_dir models/nlu --logs DIR/val.json.zip --world DIR --simulated 1000
     python -m pipelines.fit_nlu --output_dir models/nlu --model_name_or_path bert-base-uncased
 

@@ -1,15 +1,13 @@
 """Compare clips or replies of a run: in this terminal, or on a page for browsers.
 
-    python -m pipelines.label --run runs/dot                          in this terminal
-    python -m pipelines.label --run runs/dot --new_token ann          a labeller's access token, shown once
-    python -m pipelines.label --run runs/dot --page --host 0.0.0.0    the page, for everybody with a token
-    python -m pipelines.label --run runs/dot --page --open            the page for yourself, without tokens
-    python -m pipelines.label --run runs/dot --page --backend ray     on Ray Serve, which starts it anew when
-                                                                      it dies
+    python -m pipelines.label --run runs/dot                          # in this terminal
+    python -m pipelines.label --run runs/dot --new_token ann          # a labeller's access token, shown once
+    python -m pipelines.label --run runs/dot --page --host 0.0.0.0    # the page, for everybody with a token
+    python -m pipelines.label --run runs/dot --page --open            # the page for yourself, without tokens
+    python -m pipelines.label --run runs/dot --page --backend ray     # on Ray Serve, which restarts it
     python -m pipelines.label --run runs/dot --overlap 2 --gold gold.jsonl --gold_share 0.1 --session 50
-                                              two people see each pair, a tenth of the showings have known
-                                              answers, and there is a break after fifty
-    python -m pipelines.label --run runs/dot --report reports/labels  who can be trusted, and what is disputed
+        # two people see each pair, a tenth of the showings have known answers, and fifty are a session
+    python -m pipelines.label --run runs/dot --report runs/labels   # who can be trusted, and what is disputed
 
 In the terminal the keys are L, R, E (equal) and the space bar (cannot say); U takes back, F flags a pair, P
 is a break, Q leaves. What the plan asks beside that it says, as the page does.

@@ -1,14 +1,14 @@
 """Play in any world: a checkpoint, scripted players, or you; and logs of what was played.
 
-    python -m pipelines.play --env wordle --player optimal --episodes 1000     mean return, error and ends
+    python -m pipelines.play --env wordle --player optimal --episodes 1000     # mean return, error and ends
     python -m pipelines.play --env toy_maze --player random=3 half=1 --episodes 2000 --logs logs.jsonl
-        logs to train on, each player with its share of the episodes
-    python -m pipelines.play --env wordle --player person                       you, in this terminal
-    python -m pipelines.play --env toy_maze --player optimal --watch 1          an episode as it goes on
-    python -m pipelines.play --env textarena:Nim-v0?opponent=self --roles player_0=runs/ilql player_1=perfect
-        each role of a world of several by its own player: checkpoints, scripted players, you
+        # logs to train on, each player with its share of the episodes
+    python -m pipelines.play --env wordle --player person                       # you, in this terminal
+    python -m pipelines.play --env toy_maze --player optimal --watch 1          # an episode as it goes on
+    python -m pipelines.play --env "textarena:Nim-v0?opponent=self" --roles player_0=runs/a player_1=perfect
+        # each role of a world of several by its own player: checkpoints, scripted players, you
     python -m pipelines.play --env wordle --checkpoint runs/ilql --beta 0 2 4 8 --output_dir runs/played
-    python -m pipelines.play --checkpoint runs/dot                              what `prefer` trained
+    python -m pipelines.play --checkpoint runs/dot                              # what `prefer` trained
 
 In a world of words (--env, envs/README.md) episodes of a checkpoint are played in batches, and what was read
 of a conversation stays in the cache. Episode i of a seed is the same for every player, whatever the batch

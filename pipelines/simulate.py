@@ -1,8 +1,8 @@
 """A task-oriented policy against simulated users: how often it does what they want.
 
-    python -m pipelines.simulate --policy rule --output_dir runs/rule                     a generated town
-    python -m pipelines.simulate --policy rule --world DIR --output_dir runs/multiwoz     MultiWOZ's files
-    python -m pipelines.simulate --policy ppo --num_workers 2 --output_dir runs/ppo       imitation, then PPO
+    python -m pipelines.simulate --policy rule --output_dir runs/rule                    # a generated town
+    python -m pipelines.simulate --policy rule --world DIR --output_dir runs/multiwoz    # MultiWOZ's files
+    python -m pipelines.simulate --policy ppo --num_workers 2 --output_dir runs/ppo      # imitation, then PPO
     python -m pipelines.simulate --policy ppo --model_name_or_path runs/ppo --epochs 0 --output_dir runs/again
 
 Goal i of a seed is the same for every policy and in every run. Into the folder go

@@ -1,10 +1,10 @@
 """Talk to a task-oriented system, or be the system for a simulated user, and look into every module on the
 way.
 
-    python -m pipelines.talk                                          you are the user of the generated town
-    python -m pipelines.talk --play system --world DIR                a simulated user talks to you
-    python -m pipelines.talk --play none                              watch the two: Enter is the next turn
-    python -m pipelines.talk --system runs/ilql --save talks.jsonl    a language model answers; talks are kept
+    python -m pipelines.talk                                        # you are the user of the generated town
+    python -m pipelines.talk --play system --world DIR              # a simulated user talks to you
+    python -m pipelines.talk --play none                            # watch the two: Enter is the next turn
+    python -m pipelines.talk --system runs/ilql --save talks.jsonl  # a language model answers; talks are kept
 
 `/look` shows what each module made of the last turn, `/set` puts something else in the place of a module's
 output and takes the turn again from there, `/undo` goes back. Saved talks are log lines that `prepare` reads.

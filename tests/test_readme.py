@@ -45,7 +45,7 @@ def commands(path: Path) -> list[list[str]]:
         for line in lines
         if re.search(r"python -m pipelines\.[a-z]", line)
     ]
-    return [shlex.split(re.split(r" {4,}| #|\|| && ", line)[0])[2:] for line in found]
+    return [shlex.split(re.split(r" #|\|| && ", line)[0])[2:] for line in found]
 
 
 def config_of(verb: str) -> tuple[type, dict[str, Any] | None]:

@@ -71,6 +71,8 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
             else f"expected a running Ray at {address}, could not join it"
         )
         reason = " ".join(str(error).split()) or type(error).__name__
+        if "InvalidAuthToken" in str(error.__cause__):
+            reason += ": it wants a token, so RAY_AUTH_MODE=token and its file ~/.ray/auth_token are needed"
         raise UserError(f"{where}: {reason[:500]} (RL_DIALOG_DEBUG=1 shows all that it said)") from error
     try:
         with told_what_is_awaited():

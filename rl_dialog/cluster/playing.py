@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,9 +190,12 @@ def _roles_played(
         for episode in chain(first, play(rest, *how, size=CHUNK)):
             yield _role_name(episode), episode
             spoke |= {episode.dialog.meta["role"]} if episode.end != "failed" else set()
-    if spoke and (silent := set(roles) - spoke - {OTHERS}):
+    silent = " ".join(sorted(set(roles) - spoke - {OTHERS})) if spoke else ""
+    if silent and spoke - set(roles):  # somebody else spoke in their place
         got, expected = ", ".join(sorted(spoke)), f"roles that speak in {config.env}"
-        raise UserError(f"--roles {' '.join(sorted(silent))}: expected {expected}, which are {got}")
+        raise UserError(f"--roles {silent}: expected {expected}, which are {got}")
+    if silent:
+        print(f"never spoke, as every episode was over before: {silent}", file=sys.stderr, flush=True)
 
 
 def _role_name(episode: Episode) -> str:

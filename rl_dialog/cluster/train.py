@@ -77,6 +77,10 @@ def fit(
     try:
         with room_for(output_dir), _errors_of_workers():
             trainer.fit()
+    except SystemExit as ended:
+        if ended.code == signal.SIGTERM:
+            raise
+        raise KeyboardInterrupt from ended  # Ray Train's handler of Ctrl-C says nothing to anybody
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(

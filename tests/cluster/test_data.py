@@ -71,3 +71,16 @@ def test_a_ray_that_a_busy_machine_is_slow_to_start_is_started_again(slow, start
     with expected, connect():
         pass
     assert came == ["local"] * 3 and capsys.readouterr().err.count("once more") == 2
+
+
+def test_a_ray_that_wants_a_token_says_so(monkeypatch):
+    """Ray's own message names the address alone: what the cluster said is in its cause."""
+
+    def init(**_):
+        raise ConnectionError("Failed to connect to Ray cluster") from RuntimeError(
+            "RPC error: InvalidAuthToken: Authentication token is missing or incorrect"
+        )
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(UserError, match="Failed to connect.*RAY_AUTH_MODE=token"), connect("auto"):
+        raise AssertionError("expected no Ray")

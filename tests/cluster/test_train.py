@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -29,6 +30,23 @@ def test_ctrl_c_is_pythons_again_after_training(error, monkeypatch, tmp_path):
     except OSError as raised:
         assert raised is error
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_ctrl_c_in_training_is_an_interrupt(status, monkeypatch, tmp_path):
+    """Ray Train's handler aborts the run and exits, without a word and with a status that says nothing."""
+
+    class Trainer:
+        def __init__(self, *_, **__):
+            pass
+
+        def fit(self):
+            signal.signal(signal.SIGINT, lambda *_: sys.exit(status))
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(train, "TorchTrainer", Trainer)
+    with pytest.raises(KeyboardInterrupt):
+        train.fit(print, None, train.WorkerGroup(), tmp_path)
 
 
 def test_workers_wait_for_the_one_that_plays_or_measures(monkeypatch, tmp_path):

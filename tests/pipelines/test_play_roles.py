@@ -94,6 +94,13 @@ def test_two_checkpoints_and_a_checkpoint_against_itself(checkpoints, tmp_path, 
     assert [m["content"] for m in first] == [m["content"] for m in again]  # nobody had answered yet
 
 
+def test_a_role_that_never_had_its_turn_is_told_and_no_error(capsys):
+    """Who says yes at once ends the episode before the other speaks: the role is there all the same."""
+    found = main(playing("buyer=soft", "seller=firm"))
+    assert set(found["players"]) == {"buyer=soft"}
+    assert capsys.readouterr().err == "never spoke, as every episode was over before: seller\n"
+
+
 def test_films_show_what_a_role_saw(tmp_path):
     out = tmp_path / "out"
     found = main(playing("buyer=firm", "seller=firm", output_dir=str(out), films=1, format="gif"))
