@@ -17,6 +17,8 @@ os.environ.setdefault(
 )  # read when torch is first imported; these models are too small to share between cores
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray's workers are as urgent as the tests that wait for them; its own 15 is behind all else on the machine.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # No test calls a server with a public certificate; each client of httpx would read 140 of them, in 15 ms.
 os.environ.setdefault("SSL_CERT_DIR", os.path.dirname(__file__))
 

@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import ray
-import ray.data
 
 from rl_dialog.cluster.waiting import told_what_is_awaited
 from rl_dialog.data.tokenize import TemplateError

@@ -76,15 +76,28 @@ def cluster(tmp_path_factory) -> Iterator[Path]:  # noqa: ANN001
 
 
 @pytest.fixture
-def config(checkpoints, tmp_path: Path, cluster) -> OnlineConfig:  # noqa: ANN001
+def config(shared_checkpoints, tmp_path: Path, cluster) -> OnlineConfig:  # noqa: ANN001
     for path in (*cluster.iterdir(), *cluster.parent.glob("kill*"), *cluster.parent.glob("hold")):
         path.unlink()
     return OnlineConfig(
-        model_name_or_path=checkpoints["bc"], env="vowels_on_actors:Vowels", method=RLOO(c=0.01),
+        model_name_or_path=shared_checkpoints["bc"], env="vowels_on_actors:Vowels", method=RLOO(c=0.01),
         output_dir=str(tmp_path / "online"), groups=4, group_size=3, max_steps=4, warmup_steps=0,
         eval_steps=2, learning_rate=1e-2, env_episodes=4, max_new_tokens=4, report_to="none", quiet=True,
         device="cpu", lr_scheduler_type="constant",
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found_alone() -> dict[str, tuple]:
+    """What this process found by itself, for all tests that compare with it."""
+    return {}
+
+
+@pytest.fixture
+def alone(config, found_alone, tmp_path: Path) -> tuple:  # noqa: ANN001
+    if not found_alone:
+        found_alone["run"] = ran(config, tmp_path / "alone")
+    return found_alone["run"]
 
 
 def ran(config: OnlineConfig, folder: Path, **changed) -> tuple[bytes, list[tuple[str, bytes]], list[dict]]:  # noqa: ANN003
@@ -108,22 +121,20 @@ def killed_one(cluster: Path) -> str:
     return found.name.removeprefix("killed ")
 
 
-def test_any_number_of_actors_gives_the_same_bits(config, tmp_path, cluster) -> None:  # noqa: ANN001
+def test_any_number_of_actors_gives_the_same_bits(config, alone, tmp_path, cluster) -> None:  # noqa: ANN001
     """Weights, logs and metrics, of this process and of 1 and 4 actors (of 2 below, where one is killed). Two
     rounds ahead is another result, whose equality for 1 and 2 actors is seen where a driver is killed."""
-    alone = ran(config, tmp_path / "0")
     for count in (1, 4):
         for path in cluster.iterdir():
             path.unlink()
         assert ran(config, tmp_path / str(count), num_workers=count) == alone
         assert 1 <= len({path.name for path in cluster.iterdir()} - {str(os.getpid())}) <= count
-    weights, _, lines = ran(config, tmp_path / "ahead", num_workers=2, max_staleness=2)
+    weights, _, lines = ran(config, tmp_path / "ahead", num_workers=1, max_staleness=2)
     assert weights != alone[0]
     assert [line["train/staleness"] for line in lines if "train/staleness" in line] == [0, 1, 2, 2]
 
 
-def test_what_a_killed_actor_had_begun_is_played_once(config, tmp_path, cluster) -> None:  # noqa: ANN001
-    alone = ran(config, tmp_path / "alone")
+def test_what_a_killed_actor_had_begun_is_played_once(config, alone, tmp_path, cluster) -> None:  # noqa: ANN001
     driver = {str(os.getpid())}
     for path in cluster.iterdir():
         path.unlink()
@@ -193,9 +204,8 @@ def test_actors_talk_with_users_behind_an_endpoint(config, tmp_path, cluster) ->
     assert b"I said 2 things" in alone[1][0][1]
 
 
-def test_one_learner_on_ray_gives_the_same_bits(config, tmp_path, cluster) -> None:  # noqa: ANN001
+def test_one_learner_on_ray_gives_the_same_bits(config, alone, tmp_path, cluster) -> None:  # noqa: ANN001
     """As a learner in this process, with an actor that plays."""
-    alone = ran(config, tmp_path / "alone")
     assert ran(config, tmp_path / "learner", num_learners=1, num_workers=1) == alone
 
 
