@@ -20,11 +20,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from rl_dialog.errors import UserError, room_for
-from rl_dialog.training.worker_group import WORKERS
-
-# Seconds that workers wait for the first one, while it talks in a world or measures. Half an hour, torch's
-# own, is less than a round of a large model may take; when one dies or fails Ray ends the others at once.
-PATIENCE = 24 * 3600
+from rl_dialog.training.worker_group import TOGETHER, WORKERS
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def fit(
         ),
         # one worker talks to nobody
         torch_config=TorchConfig(
-            backend="nccl" if group.use_gpu and group.num_workers > 1 else "gloo", timeout_s=PATIENCE
+            backend="nccl" if group.use_gpu and group.num_workers > 1 else "gloo", timeout_s=TOGETHER
         ),
         run_config=RunConfig(
             name="ray_train",

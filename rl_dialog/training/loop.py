@@ -54,7 +54,7 @@ from rl_dialog.training.optim import (
     make_optimizer,
     save_optimizer,
 )
-from rl_dialog.training.worker_group import place_in_group
+from rl_dialog.training.worker_group import place_in_group, wait_for_the_first
 
 FAR = 0.5  # nats per token from the prior at the start that are told: two clones of the same logs are nearer
 
@@ -624,7 +624,7 @@ class Trainer:
         if self.evaluate and self.rank == 0:
             metrics |= self.evaluate(self.policy, self.tokenizer, self.step)
         if self.world > 1:
-            dist.barrier()
+            wait_for_the_first()
         return metrics
 
     def _measured(self, index_ranges: Sequence[range]) -> list[Any] | None:
@@ -650,7 +650,7 @@ class Trainer:
         if self.step < self.total_steps:
             self.policy.method = learning
         if saving and self.world > 1:
-            dist.barrier()
+            wait_for_the_first()
         if self.report and evaluating:
             self.report({"step": self.step, **metrics}, self.step == self.total_steps)
         return metrics

@@ -43,6 +43,7 @@ from rl_dialog.training.optim import Schedule
 from rl_dialog.training.over_optimisation import OverOptimisation
 from rl_dialog.training.token_page import TokenEpisode, TokenRow, token_page
 from rl_dialog.training.versions import Versions
+from rl_dialog.training.worker_group import patient_group
 
 UNIT = "unit.json"  # beside the optimizer's state: whether the unit of values is known yet, c, the alarm
 SAMPLES = "samples"  # the folder of a run with its conversations token by token
@@ -269,7 +270,7 @@ class OnlineTrainer(Trainer):
         """The episodes of this step, which the first learner gives to all."""
         rollouts = [self.play(self.policy, self.tokenizer, self.step) if self.rank == 0 else None]
         if self.world > 1:
-            dist.broadcast_object_list(rollouts, src=0)
+            dist.broadcast_object_list(rollouts, src=0, group=patient_group())
         return rollouts[0]
 
     def _learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:

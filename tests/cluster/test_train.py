@@ -49,8 +49,8 @@ def test_ctrl_c_in_training_is_an_interrupt(status, monkeypatch, tmp_path):
         train.fit(print, None, train.WorkerGroup(), tmp_path)
 
 
-def test_workers_wait_for_the_one_that_plays_or_measures(monkeypatch, tmp_path):
-    """A round of online learning, or an evaluation, may take longer than torch's half an hour."""
+def test_workers_that_wait_for_one_another_in_vain_fail_within_the_hour(monkeypatch, tmp_path):
+    """For what the first one does alone they wait otherwise (tests/training/test_worker_group.py)."""
     made = {}
 
     class Trainer:
@@ -62,4 +62,4 @@ def test_workers_wait_for_the_one_that_plays_or_measures(monkeypatch, tmp_path):
 
     monkeypatch.setattr(train, "TorchTrainer", Trainer)
     train.fit(print, None, train.WorkerGroup(2), tmp_path)
-    assert made["torch_config"].timeout_s >= 12 * 3600
+    assert 600 <= made["torch_config"].timeout_s <= 3600

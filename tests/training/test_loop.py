@@ -8,9 +8,11 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
@@ -109,10 +111,10 @@ def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in trainer.policy.state_dict().items()}
 
 
-def _join(rank: int, world: int, port: int) -> None:
+def _join(rank: int, world: int, port: int, timeout: timedelta | None = None) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timeout)
 
 
 def _two_processes(worker: Callable[..., None], *arguments: object) -> None:
@@ -135,7 +137,21 @@ def _worker(rank: int, world: int, port: int, folder: str, methods: list[str], c
     dist.destroy_process_group()
 
 
+def _first_measures_for_long(rank: int, world: int, port: int, folder: str) -> None:
+    _join(rank, world, port, timedelta(seconds=20))
+    trainer = make_trainer(Path(folder), "bc", TrainerConfig(per_device_train_batch_size=2, **SHARED))
+    trainer.evaluate = lambda *_: time.sleep(30) or {}
+    trainer.train()
+    dist.destroy_process_group()
+
+
 SLOW = pytest.mark.slow
+
+
+@SLOW
+def test_an_evaluation_may_take_longer_than_workers_wait_for_one_another(tmp_path: Path) -> None:
+    _two_processes(_first_measures_for_long, str(tmp_path))
+    assert (tmp_path / "latest").is_file()
 
 
 SHARED = {
