@@ -13,6 +13,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines import prepare
+from rl_dialog.config import load_config
 from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from tests.holding import Hold
@@ -24,7 +26,7 @@ COUNTING = """
 import os, time
 
 def count(dialog):
-    time.sleep(0.002)
+    time.sleep(0.001)
     with open(os.environ["COUNTED"], "a") as file:
         file.write(dialog.id + chr(10))
     return [float(len(dialog.messages))] * len(dialog.replies)
@@ -32,7 +34,7 @@ def count(dialog):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
+def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path, monkeypatch):
     (tmp_path / "counting.py").write_text(COUNTING)
     texts = [
         [{"role": "user", "content": f"hello {i}"}, {"role": "assistant", "content": f"good day {i}"}]
@@ -68,8 +70,12 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
     assert [path.name for path in tmp_path.glob("out*")] == ["out"]
     assert {path.name for path in (tmp_path / "out").iterdir()}.isdisjoint(("work", "recipe.json"))
 
-    with _prepare(tmp_path, "whole", "third") as run:
-        assert run.wait(600) == 0, run.communicate()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in _environment(tmp_path, "third").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    prepare.main(load_config(prepare.PrepareConfig, _flags("whole")))
     assert len((tmp_path / "third").read_text().split()) == DIALOGS
     for split in SPLITS:
         assert list(read_dialogs(tmp_path / "out", split)) == list(read_dialogs(tmp_path / "whole", split))
@@ -78,28 +84,21 @@ def test_a_killed_run_goes_on_and_scores_no_finished_chunk_again(tmp_path):
         assert ours[key] == theirs[key], json.dumps([ours[key], theirs[key]])
 
 
+def _flags(out):
+    flags = "--logs logs.jsonl --rewards.counting:count 1 --num_cpus 2 --quiet --vocab_size 300"
+    return [*flags.split(), "--output_dir", out]
+
+
+def _environment(folder, counted):
+    return {"COUNTED": str(folder / counted), "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
+
+
 def _prepare(folder, out, counted, **held):
-    flags = [
-        "--logs",
-        "logs.jsonl",
-        "--output_dir",
-        out,
-        "--rewards.counting:count",
-        "1",
-        "--num_cpus",
-        "2",
-        "--quiet",
-        "--vocab_size",
-        "300",
-    ]
-    environment = os.environ | {
-        "COUNTED": str(folder / counted),
-        "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
-    }
+    environment = os.environ | _environment(folder, counted)
     if held:
         environment |= held | {"PYTHONPATH": os.pathsep.join((held["PYTHONPATH"], environment["PYTHONPATH"]))}
     environment.pop("RAY_ADDRESS", None)
-    command = [sys.executable, "-m", "pipelines.prepare", *flags]
+    command = [sys.executable, "-m", "pipelines.prepare", *_flags(out)]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
