@@ -66,6 +66,7 @@ from rl_dialog.rewards.scorers import make_scorers
 
 LEARNED = "labels"  # the component of a reply's rewards that is learned here
 NEW = "new"  # in place of a model that the reward begins from: a small encoder
+KEPT = 3  # versions of the reward, and what came after the latest checkpoint
 LEAST = 20  # held-out pairs that say whether a reward is better than a coin
 LOOK = 1.0  # seconds between two looks at the label log by who waits for answers
 REMIND = 60.0  # seconds between two lines that say so
@@ -138,7 +139,7 @@ class LabelledReward:
             self._answer()
         answers = self._answers(step)
         known, labels = int(self.normaliser.get("labels", 0)), _labels(answers)
-        if self.model is None or labels >= known * (1 + self.settings.refit) > known:
+        if self.model is None or (labels > known and labels >= known * (1 + self.settings.refit)):
             self._fit(answers, step)
         self.figures |= {"pref/labels_wanted": wanted, "pref/labels": labels}
 
@@ -307,6 +308,16 @@ class LabelledReward:
             write_json(directory / "normaliser.json", self.normaliser)
 
         write_atomically(self.folder / "rewards" / str(step), fill)
+        for old in self._needless():
+            shutil.rmtree(self.folder / "rewards" / str(old))
+
+    def _needless(self) -> list[int]:
+        """Versions that the run would not go on with from its latest checkpoint, the newest few left out."""
+        latest = self.folder / "latest"
+        if not latest.is_file():
+            return []
+        step = int(latest.read_text(encoding="utf-8").strip().rpartition("-")[2])
+        return sorted(each for each in _versions(self.folder / "rewards") if each < step)[:-KEPT]
 
     def _load(self, version: int) -> None:
         place = self.folder / "rewards" / str(version)

@@ -128,6 +128,14 @@ def test_a_run_that_was_killed_asks_and_learns_the_same(config, tmp_path: Path, 
     assert told[0] == told[1] and labels[1][: len(answered)] == answered
 
 
+@pytest.mark.slow
+def test_versions_that_nobody_goes_on_from_are_forgotten(config) -> None:  # noqa: ANN001
+    often = replace(config.preferences, refit=0.0, schedule="constant")
+    online.main(replace(config, preferences=often, eval_steps=8))
+    versions = sorted(int(path.name) for path in (Path(config.output_dir) / "rewards").iterdir())
+    assert versions == [5, 6, 7, 8, 9]  # three of before checkpoint-8, and what came after it
+
+
 def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> None:  # noqa: ANN001
     """One person answers in the folder of the run, as `label --run` does."""
     monkeypatch.setattr(labelled_reward, "LOOK", 0.05)
