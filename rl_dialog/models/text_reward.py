@@ -114,8 +114,17 @@ class TextReward:
         ids, mask = self._padded_rows([row for row, _ in chains])
         states = self.model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
         owner = torch.tensor([i for i, (_, ends) in enumerate(chains) for _ in ends], device=ids.device)
-        place = torch.tensor([end - 1 for _, ends in chains for end in ends], device=ids.device)
+        place = [self._scored(row, end) for row, ends in chains for end in ends]
+        place = torch.tensor(place, device=ids.device)
         return self.model.score(states[owner, place]).squeeze(-1).float()
+
+    def _scored(self, row: Sequence[int], end: int) -> int:
+        """Where transformers reads the score of so many tokens: at the last one that is no padding, which
+        TRL's models take for the end of a turn, too."""
+        padding, place = self.model.config.pad_token_id, end - 1
+        while place and row[place] == padding:
+            place -= 1
+        return place
 
     @property
     def _is_causal(self) -> bool:

@@ -148,6 +148,15 @@ def test_a_language_model_reads_a_conversation_once(causal) -> None:
     torch.testing.assert_close(gradient(together), gradient(apart), atol=1e-5, rtol=1e-4)
 
 
+def test_one_pass_scores_where_transformers_does(causal) -> None:
+    """Where the end of a turn is the padding, as in TRL's models, the token before it is read."""
+    causal.model.config.pad_token_id = causal.tokenizer.eos_token_id
+    rows = [causal.encode(conversation_of(reply)) for reply in judged_in(talk("one", "two", ""))]
+    assert all(row[-1] == causal.tokenizer.eos_token_id for row in rows)
+    (chain,) = causal.chains(rows)
+    assert causal.along([chain]).tolist() == pytest.approx([causal([row]).item() for row in rows], abs=1e-5)
+
+
 def test_a_cut_conversation_is_read_reply_by_reply(causal) -> None:
     """What is too long loses its beginning, so that a later reply does not go on from the row before."""
     long = talk(*["what would you like to eat today"] * 6)
