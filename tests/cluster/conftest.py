@@ -23,10 +23,10 @@ RAY = str(Path(sys.executable).with_name("ray"))
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def head(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
     """The address of a cluster's dashboard, and the environment that lets a caller in."""
-    token, dashboard = tmp_path / "token", free_port()
+    token, dashboard = tmp_path_factory.mktemp("head") / "token", free_port()
     token.write_text(secrets.token_hex(16))
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "PYTHONPATH": str(ROOT)}

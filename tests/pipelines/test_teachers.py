@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from envs.small_talk import write_logs
-from pipelines import prepare, train
+from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.data.shards import load_manifest, read_rows
@@ -85,20 +85,17 @@ def test_what_is_left_out_is_told_before_a_worker_starts(
     assert not Path("y").exists()
 
 
-def test_logs_to_a_chat(folder: Path) -> None:
+def test_logs_to_a_chat(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = call(
         folder, "train", "--data", "data", "--output_dir", "runs/ei", "--model.family", "vhred", *EI, *SIZES
     )
     assert done.returncode == 0, done.stderr
     metrics = json.loads(done.stdout.splitlines()[-1])
     assert metrics["eval/emotion"] > 0 and metrics["eval/embedding"] > 0
-    evaluated = call(
-        folder,
-        "evaluate",
-        *("--checkpoints", "runs/ei", "--data", "data", "--output_dir", "report", "--contexts", "4"),
-        *("--max_new_tokens", "8", "--replicates", "50"),
-    )
-    assert evaluated.returncode == 0, evaluated.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of Ray's workers
+    flags = "--checkpoints runs/ei --data data --output_dir report --contexts 4 --max_new_tokens 8 --quiet"
+    evaluate.main(load_config(evaluate.EvaluateConfig, [*flags.split(), "--replicates", "50"]))
     [group] = json.loads((folder / "report" / "metrics.json").read_text())["groups"]
     expected = {
         "answer/average",
@@ -114,10 +111,11 @@ def test_logs_to_a_chat(folder: Path) -> None:
     assert chat.returncode == 0, chat.stderr
     # values on top of it need no teachers; cloning on does, and the same ones
     onwards = ["--data", "plain", "--model_name_or_path", "runs/ei", *SIZES]
-    values = call(folder, "train", *onwards, "--output_dir", "runs/psi", "--method", "psi")
-    assert values.returncode == 0, values.stderr
     cloned = call(folder, "train", *onwards, "--output_dir", "runs/more")
     assert cloned.returncode != 0 and "prepare again with --teachers embedding emotion" in cloned.stderr
+    psi = [*onwards, "--output_dir", "runs/psi", "--method", "psi", "--quiet"]
+    with connect(num_cpus=2):
+        assert train.main(load_config(train.TrainConfig, psi, choices=train.CHOICES))["step"] == 2
 
 
 def test_going_on_needs_the_same_teachers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from envs.small_talk import write_logs
-from pipelines import prepare, train
+from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.errors import UserError
@@ -211,8 +211,10 @@ class Lengths:
 
 
 @pytest.mark.slow
-def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(folder: Path) -> None:
-    """By the training worker, in the command's own process, by actors and side by side: the same returns."""
+def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the training worker, in one process, by actors and side by side: the same returns."""
     (folder / "guests.py").write_text(WORLD)
     sizes = ("--model.layers", "1", "--model.width", "16", "--max_steps", "1", "--env_episodes", "4")
     where = ("--data", "data", "--output_dir", "runs/own", "--env", "guests:Lengths")
@@ -221,8 +223,13 @@ def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(folder: Path) ->
     assert json.loads(done.stdout.splitlines()[-1])["eval/return"] > 0
     flags = ("--checkpoints", "runs/own", "--env", "guests:Lengths", "--episodes", "6")
     flags += ("--max_new_tokens", "6")
-    found = []
-    for name, how in (("here", ()), ("actors", ("--num_workers", "2")), ("beside", ("--side_by_side",))):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    here = evaluate.main(
+        load_config(evaluate.EvaluateConfig, [*flags, "--output_dir", "here", "--quiet"])
+    )
+    found = [(json.loads(json.dumps(here["figures"])), here["references"])]
+    for name, how in (("actors", ("--num_workers", "2")), ("beside", ("--side_by_side",))):
         done = call(folder, "pipelines.evaluate", *flags, "--output_dir", name, *how)
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout.splitlines()[-1])

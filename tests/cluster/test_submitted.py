@@ -1,8 +1,9 @@
-"""The server on a cluster with a token: `ray job submit` starts it, `serve deploy` replaces its model, and
-nobody gets in without a key."""
+"""`ray job submit` to a cluster with a token. Of a sweep: its progress is in the job's log, its results on
+the cluster's storage. Of a server, whose model `serve deploy` replaces; nobody gets in without a key."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -21,6 +22,39 @@ from tests.ports import free_port
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+SWEEP = {
+    "title": "tiny",
+    "about": "Two weights.",
+    "write_logs": {"dialogs": 60, "seed": 1},
+    "prepare": "--rewards.logged 1 --vocab_size 400 --max_length 256",
+    "train": "--model.layers 1 --model.width 16 --max_steps 6 --env small_talk --eval_steps 3 "
+    "--env_episodes 4",
+    "space": {"learning_rate": [0.001, 0.002]},
+    "evaluate": "--env small_talk --episodes 8 --contexts 0 --samples 1 --max_new_tokens 16",
+}
+
+
+def test_a_submitted_sweep_tells_its_progress_and_leaves_its_results(
+    head: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
+    address, environment = head
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    work = [
+        sys.executable,
+        "-m",
+        "pipelines.tune",
+        "--sweep",
+        str(tmp_path / "sweep.yaml"),
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    refused = submit((address, environment | {"RAY_AUTH_MODE": "disabled"}), *work)
+    assert refused.returncode != 0 and not (tmp_path / "out").exists()
+    done = submit(head, *work)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "[2/2] learning_rate=0.00" in done.stdout and "succeeded" in done.stdout
+    assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["points"]) == 2
+    assert (tmp_path / "out" / "best" / "model.safetensors").is_file()
 
 
 def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
