@@ -167,8 +167,8 @@ def flags_of(verb: str, folder: Path, out: Path) -> list[str]:
         "prepare": f"--logs {folder}/many.jsonl --rewards.slow_reward:slow 1 --vocab_size 300",
         "candidates": f"--data {folder}/data --checkpoint {folder}/policy --shard_contexts 8 --contexts 120 "
         "--max_new_tokens 8",
-        "train": f"--data {folder}/data {TINY} --max_steps 50 --save_steps 10 --num_workers 2 "
-        "--cpus_per_worker 1",
+        "train": f"--data {folder}/data {TINY} --max_steps 50 --save_steps 10 "
+        "--save_total_limit 5 --num_workers 2 --cpus_per_worker 1",
         "evaluate": f"--checkpoints {folder}/policy --env held_talk:Held --episodes 96 --batch_size 16",
         "tune": f"--sweep {folder}/sweep.yaml",
         "simulate": "--policy ppo --num_workers 2 --epochs 40 --eval_every 20 --batch_size 400 --num_envs 8 "
@@ -252,9 +252,13 @@ def test_train_says_what_it_waits_for_and_goes_on_when_a_node_comes(nodes: Nodes
     ):
         assert command.poll() is None
     assert "1 of 1 CPUs free" in line
+    nodes.hold.begin(f"{tmp_path}/out/checkpoint-*", 4)  # it is not over before it was heard
     nodes.have(2)
-    result, output = ended(command)
-    assert "goes on after" in output and result["step"] == 50
+    while "goes on after" not in command.stdout.readline():
+        assert command.poll() is None
+    nodes.hold.end()
+    result, _ = ended(command)
+    assert result["step"] == 50
 
 
 def test_the_env_runners_all_killed(nodes: Nodes, tmp_path: Path) -> None:
