@@ -151,7 +151,8 @@ def test_a_killed_driver_goes_on_without_losing_or_doubling_an_episode(config, t
     whole, folder = ran(config, tmp_path / "whole"), tmp_path / "killed"
     code = (
         "from pipelines import online; from pipelines.online import OnlineConfig; "
-        f"from rl_dialog.methods import RLOO; online.main({replace(config, output_dir=str(folder))!r})"
+        "from rl_dialog.methods import RLOO; from rl_dialog.preferences.labelled_settings import *; "
+        f"online.main({replace(config, output_dir=str(folder))!r})"
     )
     alone = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     hold = cluster.parent / "hold"  # rounds after the second checkpoint are begun and not ended
