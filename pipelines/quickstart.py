@@ -9,7 +9,6 @@ pipeline that you can run on your own logs; the commands are printed.
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from rich.console import Console
 from envs.small_talk import SmallTalk, write_logs
 from pipelines import stages
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.jobs import each
 from rl_dialog.config import command_of
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.episodes import play_episodes
-from rl_dialog.evaluation.experiment import train_in_threads
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
@@ -101,30 +100,29 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
 def _train(config: QuickstartConfig, out: Path, say: Any) -> None:
     """Every seed's bc, and from it the other methods as soon as it is there; as many runs at a time as there
     are cores. A line for each that is done."""
-    began, done, runs = time.perf_counter(), itertools.count(1), config.seeds * len(METHODS)
-
-    def finished(run: Any) -> None:
-        name, seconds = Path(run.output_dir).name, time.perf_counter() - began
-        say(f"             {name} is trained, {next(done)} of {runs}, after {seconds:.0f} s")
-
-    # Before there are threads: help texts are read by parsing source files, which Python 3.11 cannot do in
-    # several threads at once.
+    runs = [(method, seed) for method in METHODS for seed in range(config.seeds)]
     configs = [
-        [
-            stages.train_config_of_file(
-                stages.CONFIGS / f"quickstart_{method}.yaml",
-                out / "data",
-                out / f"{method}-seed{seed}",
-                seed,
-                start=out / f"bc-seed{seed}" if method != "bc" else None,
-                steps=config.max_steps,
-            )
-            for method in METHODS
-        ]
-        for seed in range(config.seeds)
+        stages.train_config_of_file(
+            stages.CONFIGS / f"quickstart_{method}.yaml",
+            out / "data",
+            out / f"{method}-seed{seed}",
+            seed,
+            start=out / f"bc-seed{seed}" if method != "bc" else None,
+            steps=config.max_steps,
+        )
+        for method, seed in runs
     ]
-    most = max(1, min(os.cpu_count() or 1, 4))
-    train_in_threads(configs, stages.train_run, most=most, finished=finished)
+    after = [None if method == "bc" else seed for method, seed in runs]
+
+    def still(left: int) -> None:
+        say(f"             {left} of {len(runs)} are still to end")
+
+    began, trained = time.perf_counter(), each(stages.train_here, configs, waiting=still, after=after)
+    for count, (position, outcome) in enumerate(trained, 1):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        name, seconds = Path(configs[position].output_dir).name, time.perf_counter() - began
+        say(f"             {name} is trained, {count} of {len(runs)}, after {seconds:.0f} s")
 
 
 def _sample(folder: Path, say: Any) -> None:

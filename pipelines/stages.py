@@ -18,6 +18,7 @@ from pipelines import candidates, evaluate, online, prepare, train
 from rl_dialog.cluster.experiment import evaluate_all, train_all
 from rl_dialog.config import changed, load_config
 from rl_dialog.data.shards import MANIFEST
+from rl_dialog.evaluation import experiment
 from rl_dialog.evaluation.comparison import BASELINE
 from rl_dialog.evaluation.experiment import (
     Progress,
@@ -33,6 +34,7 @@ from rl_dialog.evaluation.experiment import (
 CORPORA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[1] / "../shared/data"))
 CONFIGS = Path(__file__).parents[1] / "tune_configs"
 train_run = train.main
+train_here = partial(experiment.train_run, train_worker=train.train_worker)
 
 
 @dataclass(frozen=True)

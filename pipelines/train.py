@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
 from envs import text_env
 from rl_dialog.cluster.data import connect
@@ -27,7 +28,7 @@ from rl_dialog.errors import NoRoom
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.methods import FROM_LOGS, METHODS
 from rl_dialog.models.device import named_device
-from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, require, run
 from rl_dialog.training.logger import following
 from rl_dialog.training.start import (
     Report,
@@ -52,12 +53,13 @@ ENV_SEED = 10_000  # of the conversation partners: others than `evaluate` has
 class TrainConfig(TrainingRun, ResumableOutput, OnCluster, OnDevice):
     """Everything a training run depends on."""
 
-    num_workers: int = 1
-    """training processes (data parallel)"""
+    num_workers: int = 0
+    """training processes on Ray (data parallel), each with a GPU where there are enough; 0 trains in this
+    process, or with one of them where there is a cluster to join (--address, RAY_ADDRESS)"""
     cpus_per_worker: float = 0.0
     """CPU cores of each training process; 0 shares out the cores of this machine"""
     max_failures: int = 3
-    """restarts after a worker died"""
+    """restarts after a worker on Ray died"""
     env: str = ""
     """measure the return in this environment at each evaluation, and choose the best checkpoint by it:
     small_talk, multiwoz, wordle, toy_maze, ..., textarena:NAME, reasoning_gym:NAME, openenv:URL, or
@@ -74,13 +76,9 @@ def main(config: TrainConfig) -> dict[str, Any]:
     before = notes_before(config, measured=bool(config.env))
     for note in () if config.quiet else before:
         print(f"note: {note}", flush=True)
-    with connect(config.address or None), nullcontext([]) if config.quiet else following(out) as shown:
-        use_gpu = wants_gpus(config.device, config.num_workers)
-        config = replace(config, device="cuda" if use_gpu else "cpu")
-        share = max(1, int(ray.cluster_resources().get("CPU", 1)) // config.num_workers)
-        group = WorkerGroup(config.num_workers, config.cpus_per_worker or share, use_gpu, config.max_failures)
+    with nullcontext([]) if config.quiet else following(out) as shown:
         try:
-            fit(train_worker, config, group, out)
+            _train(config, out)
         except NoRoom:
             if not (out / "latest").is_file():  # nothing there that anyone could go on with
                 shutil.rmtree(out, ignore_errors=True)
@@ -90,6 +88,25 @@ def main(config: TrainConfig) -> dict[str, Any]:
         if note not in (*before, *shown):
             print(f"note: {note}", flush=True)
     return result
+
+
+def _train(config: TrainConfig, out: Path) -> None:
+    cluster = config.address or os.environ.get("RAY_ADDRESS") or ray.is_initialized()
+    workers = config.num_workers or int(bool(cluster))
+    if not workers:
+        before = torch.get_num_threads()
+        torch.set_num_threads(int(config.cpus_per_worker) or before)
+        try:
+            train_worker(config)
+        finally:
+            torch.set_num_threads(before)
+        return
+    with connect(config.address or None):
+        use_gpu = wants_gpus(config.device, workers)
+        config = replace(config, device="cuda" if use_gpu else "cpu")
+        share = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
+        group = WorkerGroup(workers, config.cpus_per_worker or share, use_gpu, config.max_failures)
+        fit(train_worker, config, group, out)
 
 
 def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[str, Any]:
@@ -105,6 +122,7 @@ def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[s
 def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts. Raises UserError."""
     require(config, data="a directory that `prepare` wrote", output_dir="a folder for the run")
+    at_least(config, num_workers=0, max_failures=0)
     check_run(config)
     check_settings(config)
 

@@ -71,13 +71,13 @@ def learned_from_logs(
     with connect("local", num_cpus=max(2, config.threads)):
         sizes = ("--vocab_size", "1024", "--max_length", "512", "--seed", str(config.seed))
         stages.prepare_logs(str(out / "logs"), out / "data", "--rewards.logged", "1", *sizes)
-        for seed in seeds:
-            for name in (CLONE, *OFFLINE):
-                place, first = out / f"{name}-seed{seed}", found.get((CLONE, seed))
-                file = stages.CONFIGS / f"quickstart_{name}.yaml"
-                how = {"start": first, "steps": STEPS}
-                stages.train_run(stages.train_config_of_file(file, out / "data", place, seed, **how))
-                found[name, seed] = place
+    for seed in seeds:
+        for name in (CLONE, *OFFLINE):
+            place, first = out / f"{name}-seed{seed}", found.get((CLONE, seed))
+            file = stages.CONFIGS / f"quickstart_{name}.yaml"
+            how = {"start": first, "steps": STEPS}
+            stages.train_run(stages.train_config_of_file(file, out / "data", place, seed, **how))
+            found[name, seed] = place
     return found
 
 

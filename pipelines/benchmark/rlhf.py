@@ -139,9 +139,9 @@ def cloned(config: BenchmarkConfig, out: Path) -> tuple[Path, Path]:
     with connect("local", num_cpus=max(2, config.threads)):
         sizes = ("--vocab_size", "1024", "--max_length", "512", "--seed", str(config.seed))
         stages.prepare_logs(str(out / "logs"), out / "data", "--rewards.logged", "1", *sizes)
-        file = stages.CONFIGS / "quickstart_bc.yaml"
-        how = {"steps": CLONE_STEPS}
-        stages.train_run(stages.train_config_of_file(file, out / "data", out / "bc", config.seed, **how))
+    file = stages.CONFIGS / "quickstart_bc.yaml"
+    how = {"steps": CLONE_STEPS}
+    stages.train_run(stages.train_config_of_file(file, out / "data", out / "bc", config.seed, **how))
     return out / "data", out / "bc"
 
 

@@ -1,5 +1,5 @@
-"""Many independent calls on one Ray: each in a process of one core (and `gpus` GPUs), as many at a time as
-there are cores."""
+"""Many calls on one Ray: each in a process of one core (and `gpus` GPUs), as many at a time as there are
+cores."""
 
 from __future__ import annotations
 
@@ -16,18 +16,24 @@ def each(
     items: Sequence[Any],
     *,
     waiting: Callable[[int], None],
+    after: Sequence[int | None] = (),
     retries: int = 2,
     gpus: float = 0,
 ) -> Iterator[tuple[int, Any]]:
     """Calls `work(item)` on every item and yields (position, what it returned) in the order of finishing. Ray
     must be running.
 
-    A process that dies is replaced up to `retries` times; what `work` raises, or the last death, is yielded
-    in place of a value, so that one item does not stop the others. `waiting(unfinished)` is called when
-    nothing has finished for `WAITING` seconds, then for twice as long, and so on.
+    `after`: for each item the position of an earlier one, or None, on whose end it waits; what that one
+    raised is yielded for it too. A process that dies is replaced up to `retries` times; what `work` raises,
+    or the last death, is yielded in place of a value, so that one item does not stop the others.
+    `waiting(unfinished)` is called when nothing has finished for `WAITING` seconds, then for twice as long,
+    and so on.
     """
     remote, shared = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=retries)(_call), ray.put(work)
-    running = {remote.remote(shared, item): position for position, item in enumerate(items)}
+    calls: list[Any] = []
+    for item, first in zip(items, after or [None] * len(items), strict=True):
+        calls.append(remote.remote(shared, item, None if first is None else calls[first]))
+    running = {call: position for position, call in enumerate(calls)}
     patience = WAITING
     while running:
         ready, _ = ray.wait(list(running), timeout=patience)
@@ -38,7 +44,7 @@ def each(
             yield running.pop(reference), _result(reference)
 
 
-def _call(work: Callable[[Any], Any], item: Any) -> Any:
+def _call(work: Callable[[Any], Any], item: Any, _: Any) -> Any:
     import torch
 
     torch.set_num_threads(1)

@@ -48,6 +48,9 @@ def fit(
     continues from its latest checkpoint. A message to people (UserError) ends the training at once: it would
     come again. `output_dir` must be storage that all nodes see. Raises what a worker raised.
     """
+    # Ray's watcher of announced preemptions takes a process of its own, and nothing here hears it: a worker
+    # that goes is started again from its latest checkpoint, announced or not.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     per_worker = {"CPU": group.cpus_per_worker, **({"GPU": 1} if group.use_gpu else {})}
     trainer = TorchTrainer(
         _worker_loop,

@@ -13,8 +13,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -236,39 +235,6 @@ def train_run(config: Any, train_worker: Callable[[Any], Any]) -> float:
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
     write_json(out / WALL, {"seconds": None if resumed else round(seconds, 2), "cpu_seconds": round(cpu, 2)})
     return seconds
-
-
-def train_in_threads(
-    configs: Sequence[Sequence[Any]],
-    train: Callable[[Any], Any],
-    *,
-    most: int,
-    finished: Callable[[Any], None] = lambda config: None,
-) -> None:
-    """Trains the first of each row, and the others, which start from it, as soon as it is there; `most` runs
-    at a time, and `finished` is called with each that is done. Raises what the first run that fails raised;
-    what still runs then ends with Ray."""
-
-    def one(config: Any) -> Any:
-        train(config)
-        return config
-
-    def after(start: Future, config: Any) -> Any:
-        start.result()
-        return one(config)
-
-    pool = ThreadPoolExecutor(max_workers=most)
-    try:  # jobs start in order, so none waits in vain
-        first = [pool.submit(one, row[0]) for row in configs]
-        later = [
-            pool.submit(after, start, config)
-            for start, row in zip(first, configs, strict=True)
-            for config in row[1:]
-        ]
-        for job in as_completed([*first, *later]):
-            finished(job.result())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def evaluate_runs(config: Any, evaluate: Callable[[Any], Any]) -> tuple[float, dict[str, str]]:

@@ -16,6 +16,7 @@ import ray
 
 from rl_dialog.cluster import waiting
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.jobs import each
 
 HOLD = """
 import ray, sys, time
@@ -83,6 +84,26 @@ def test_where_cpus_are_free_a_process_is_about_to_start(free, told, monkeypatch
     monkeypatch.setattr(ray, "available_resources", lambda: free)
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
     assert waiting.awaited().startswith(told)
+
+
+def follow(item: tuple[Path, str]) -> str:
+    """Leaves a file of its name; fails for b, and where nobody left the file of the one before."""
+    folder, name = item
+    if name == "b" or not (folder / name[:-1]).exists():
+        raise ValueError(name)
+    (folder / name).touch()
+    return name
+
+
+@pytest.mark.slow
+def test_calls_wait_for_those_they_start_from(tmp_path: Path) -> None:
+    """With room for one call at a time, however many wait; what one raised stands for those behind it too."""
+    names, after = ["a", "b", "aa", "bb", "aaa"], [None, None, 0, 1, 2]
+    with connect("local", num_cpus=1):
+        items = [(tmp_path, name) for name in names]
+        ended = dict(each(follow, items, waiting=lambda left: None, after=after))
+    assert [ended[position] for position in (0, 2, 4)] == ["a", "aa", "aaa"]
+    assert [str(ended[position]) for position in (1, 3)] == ["b", "b"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.experiment import METRICS_OF_SOME, claim, evaluate_runs, train_in_threads
+from rl_dialog.evaluation.experiment import METRICS_OF_SOME, claim, evaluate_runs
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,3 @@ def test_a_folder_is_kept_as_long_as_its_recipe_is(tmp_path: Path) -> None:
     (run / "result.json").write_text("{}")
     assert claim(run, "result.json", {"a": 1})
     assert not claim(run, "result.json", {"a": 2}) and not run.exists()
-
-
-def test_a_run_starts_when_the_one_it_starts_from_is_there_and_each_that_is_done_is_told() -> None:
-    begun, told = [], []
-    train_in_threads([["a", "a1"], ["b", "b1"]], begun.append, most=1, finished=told.append)
-    assert begun == told == ["a", "b", "a1", "b1"]
-
-    def fails(run: str) -> None:
-        if run == "b":
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        train_in_threads([["a"], ["b", "b1"]], fails, most=1, finished=told.append)
-    assert "b1" not in told[4:] and "b" not in told[4:]

@@ -89,13 +89,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
+def untouched_run(out: Path, data: Path, *more: str) -> dict[str, torch.Tensor]:
+    flags = ["--data", str(data), "--output_dir", str(out), *TRAIN, *more, "--quiet"]
+    assert train.main(load_config(train.TrainConfig, flags, choices=train.CHOICES))["step"] == 40
+    return state(out)
+
+
 @pytest.fixture(scope="module")
 def untouched(data: Path) -> dict[str, torch.Tensor]:
-    out = data.parent / "untouched"
-    flags = ["--data", str(data), "--output_dir", str(out), *TRAIN, "--quiet"]
     with alone():
-        assert train.main(load_config(train.TrainConfig, flags, choices=train.CHOICES))["step"] == 40
-    return state(out)
+        return untouched_run(data.parent / "untouched", data)
 
 
 def state(run: Path) -> dict[str, torch.Tensor]:
@@ -117,9 +120,7 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     process = start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, hold=hold)
     wait_for((out / "checkpoint-15").exists, process)
     workers = [
-        p
-        for p in psutil.Process(process.pid).children(recursive=True)
-        if "RayTrainWorker" in title(p)
+        p for p in psutil.Process(process.pid).children(recursive=True) if "RayTrainWorker" in title(p)
     ]
     assert len(workers) == 2, [title(p) for p in workers]
     os.kill(workers[-1].pid, signal.SIGKILL)
@@ -130,21 +131,26 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     assert steps == sorted(steps) and set(range(5, 45, 5)) <= set(steps)
 
 
+@pytest.mark.parametrize("here", [False, True], ids=["two workers", "this process"])
 def test_a_killed_driver_is_started_again_with_resume(
-    data: Path, untouched: dict[str, torch.Tensor], hold: Hold
+    data: Path, hold: Hold, request: pytest.FixtureRequest, here: bool
 ) -> None:
-    out = data.parent / "driver"
+    out, more = data.parent / f"driver_{here}", ("--num_workers", "0") if here else ()
+    where = ("--data", str(data), "--output_dir", str(out), *TRAIN, *more, "--resume")
     for most, point in ((2, "checkpoint-10"), (5, "checkpoint-25")):  # twice
         hold.begin(f"{out}/checkpoint-*", most)
-        where = ["--output_dir", str(out)]
-        process = start("pipelines.train", "--data", str(data), *where, *TRAIN, "--resume", hold=hold)
+        process = start("pipelines.train", *where, hold=hold)
         wait_for((out / point).exists, process)
         everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        assert len(everyone) == 1 or not here  # no Ray
         for member in everyone:
             with_nobody_left(member)
         process.wait(timeout=120)
-    finish(start("pipelines.train", "--data", str(data), "--output_dir", str(out), *TRAIN, "--resume"))
-    assert_equal(state(out), untouched)
+    finish(start("pipelines.train", *where))
+    expected = (
+        untouched_run(out.with_name("here"), data, *more) if here else request.getfixturevalue("untouched")
+    )
+    assert_equal(state(out), expected)
 
 
 def with_nobody_left(process: psutil.Process) -> None:

@@ -114,8 +114,7 @@ def test_logs_to_a_chat(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloned = call(folder, "train", *onwards, "--output_dir", "runs/more")
     assert cloned.returncode != 0 and "prepare again with --teachers embedding emotion" in cloned.stderr
     psi = [*onwards, "--output_dir", "runs/psi", "--method", "psi", "--quiet"]
-    with connect(num_cpus=2):
-        assert train.main(load_config(train.TrainConfig, psi, choices=train.CHOICES))["step"] == 2
+    assert train.main(load_config(train.TrainConfig, psi, choices=train.CHOICES))["step"] == 2
 
 
 def test_going_on_needs_the_same_teachers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
