@@ -19,6 +19,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray's workers are as urgent as the tests that wait for them; its own 15 is behind all else on the machine.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# How soon Ray Train notices that its workers have ended; its own 2 s are a good part of a run of two updates.
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.3")
 # No test calls a server with a public certificate; each client of httpx would read 140 of them, in 15 ms.
 os.environ.setdefault("SSL_CERT_DIR", os.path.dirname(__file__))
 
