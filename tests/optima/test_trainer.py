@@ -123,7 +123,7 @@ def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train, method)
     assert chances(policy, GO)[1] > 0.9 and chances(policy, THEN)[1] > 0.9
 
 
-@pytest.mark.parametrize(("tau", "first"), [(0.98, 1), (0.5, 0)])
+@pytest.mark.parametrize(("tau", "first"), [(0.98, 1), pytest.param(0.5, 0, marks=pytest.mark.slow)])
 def test_ilql_looks_through_the_second_choice_and_an_average_does_not(train, tau: float, first: int) -> None:
     policy = train(ILQL(tau=tau, beta=16.0, gamma=1.0, alpha=0.1, cql_weight=0.0), clone(train))
     assert chances(policy, GO)[first] > 0.9 and chances(policy, THEN)[1] > 0.9

@@ -94,17 +94,19 @@ def test_the_start_says_what_was_meant(tmp_path: Path) -> None:
     assert chance_of_a(learned(Reinforce(), tmp_path, rounds=1)) == pytest.approx(0.31, abs=0.03)
 
 
-@pytest.mark.parametrize("c", [0.05, 0.4])
+@pytest.mark.parametrize("c", [0.05, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_the_manager_reaches_the_optimum_near_the_prior(tmp_path: Path, c: float) -> None:
     found = chance_of_a(learned(VHRL(c=c), tmp_path))
     assert found == pytest.approx(optimum(c), abs=0.04)
 
 
+@pytest.mark.slow
 def test_standardised_as_published_it_is_found_too(tmp_path: Path) -> None:
     method = VHRL(c=0.0, standardise=True, gamma=0.9, words="mean", baseline="none", through_latents=True)
     assert chance_of_a(learned(method, tmp_path)) > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [Reinforce(c=0.0), VHRL(c=0.0, learns="worker")], ids=["reinforce", "worker"]
 )

@@ -487,9 +487,8 @@ def test_the_2019_columns_are_normalised_over_the_whole_file(running, tmp_path):
     ] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "dialogs", [3, pytest.param(9, marks=pytest.mark.slow)], ids=["that works", "that fails"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dialogs", [3, 9], ids=["that works", "that fails"])
 def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
     (tmp_path / "own_reward_of_a_test.py").write_text(
         "def length(dialog):\n    return [len(dialog.messages[i]['content']) / (dialog.id != 'd7') for i in "

@@ -145,10 +145,7 @@ def _first_measures_for_long(rank: int, world: int, port: int, folder: str) -> N
     dist.destroy_process_group()
 
 
-SLOW = pytest.mark.slow
-
-
-@SLOW
+@pytest.mark.slow
 def test_an_evaluation_may_take_longer_than_workers_wait_for_one_another(tmp_path: Path) -> None:
     _two_processes(_first_measures_for_long, str(tmp_path))
     assert (tmp_path / "latest").is_file()
@@ -176,9 +173,8 @@ def two_workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return folder
 
 
-@pytest.mark.parametrize(  # the other methods' losses are sums in the same way
-    "method", ["ilql", *(pytest.param(other, marks=SLOW) for other in ("bc", "way_off_policy", "dpo", "kto"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ilql", "bc", "way_off_policy", "dpo", "kto"])
 def test_two_workers_and_accumulation_make_the_update_of_one_batch(
     method: str, two_workers: Path, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def _worker(rank: int, world: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_workers_and_accumulation_make_the_update_of_one_batch(tmp_path: Path) -> None:
     """Micro-batches hold other numbers of messages and of decisions; the sums are divided by one count."""
     shape = {"max_steps": 2, "learning_rate": 0.1, "lr_scheduler_type": "constant", **SHARED}
@@ -134,8 +135,9 @@ def test_best_is_chosen_by_the_bound_alone(tmp_path: Path) -> None:
     assert metrics["eval/messages"] == pytest.approx(messages / tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the held-out loss was still falling")
-@pytest.mark.parametrize("family", ["hred", pytest.param("vhcr", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["hred", "vhcr"])
 def test_heads_learn_what_depends_on_the_words(tmp_path: Path, family: str) -> None:
     """A permutation test: of held-out messages, what is learned of their own words is nearer to the teacher
     than what is learned of values that were dealt out anew, each of four times (p = 1/5 each, 1/25 of both

@@ -31,12 +31,15 @@ STEPS = {
     KTO: replace(CONFIG, learning_rate=2e-4),
     DT: replace(CONFIG, max_steps=1200),
 }
-SLOW = [SARSA(gamma=1.0), MCReturns(gamma=1.0), KLControl(gamma=1.0, tau=0.5), DT(), KTO()]
-METHODS = [
+SLOW = [
     ILQL(gamma=1.0, tau=0.5),
-    Psi(gamma=1.0),
-    *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW),
+    SARSA(gamma=1.0),
+    MCReturns(gamma=1.0),
+    KLControl(gamma=1.0, tau=0.5),
+    DT(),
+    KTO(),
 ]
+METHODS = [Psi(gamma=1.0), *(pytest.param(method, marks=pytest.mark.slow) for method in SLOW)]
 
 
 COIN = [0.0, 1.0] * 32
@@ -117,6 +120,7 @@ def test_neither_chances_nor_values_depend_on_length(method: Method, clone, tmp_
         assert first_value(policy, tokenizer) == HALF
 
 
+@pytest.mark.slow
 def test_a_surprise_counts_its_share(clone, tmp_path: Path) -> None:  # noqa: ANN001
     """One reply of 64 earns 64, eight spreads of the returns: values are means, however rare what they are
     the means of."""

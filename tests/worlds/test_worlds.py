@@ -53,7 +53,9 @@ def test_an_episode_grows_by_the_reply_and_depends_on_its_seed_only(world: type[
     assert play() == first
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=[pytest.mark.slow] * (world.__name__ in SLOW)) for world in WORLDS]
+)
 def test_they_keep_the_contract(world: type[Game]):
     assert not [found for found in check_world(world, but=("other process",)) if found.fault]
 

@@ -227,6 +227,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.benchmark.cartpole_causes.PROBED", 50)
 
 
+@pytest.mark.slow
 def test_the_command(small, tmp_path, capsys):
     """Both tables, the figures, the plot; the same seed draws the same and another seed other logs, priors
     and networks."""
