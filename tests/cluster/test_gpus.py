@@ -59,7 +59,7 @@ def made(tmp_path_factory) -> Path:
             address="local", num_cpus=3, num_gpus=2, include_dashboard=False, object_store_memory=100 << 20
         )
         prepare.main(load_config(prepare.PrepareConfig, [*data, "--quiet"]))
-        train.main(_training(folder, "policy", ["--device", "cpu"]))
+        train.train_worker(_training(folder, "policy", ["--device", "cpu"]))
         yield folder
         ray.shutdown()
 

@@ -152,7 +152,7 @@ def _write_policy(folder: Path) -> None:
     prepare.main(load_config(prepare.PrepareConfig, [*logs, "--quiet"]))
     policy = ["--data", str(folder / "data"), "--output_dir", str(folder / "policy"), *TINY.split()]
     policy += ["--max_steps", "3", "--cpus_per_worker", "1", "--report_to", "none", "--quiet"]
-    train.main(load_config(train.TrainConfig, policy, choices=train.CHOICES))
+    train.train_worker(load_config(train.TrainConfig, policy, choices=train.CHOICES))
 
 
 def ended(command: subprocess.Popen, timeout: float = 900) -> tuple[dict[str, Any], str]:
