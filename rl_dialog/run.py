@@ -130,7 +130,8 @@ def run(
     except KeyboardInterrupt:
         if os.environ.get("RL_DIALOG_DEBUG"):
             raise
-        print("\ninterrupted", file=sys.stderr)
+        onwards = ": the same command with --resume goes on" if hasattr(config_class, "resume") else ""
+        print(f"\ninterrupted{onwards}", file=sys.stderr)
         sys.exit(130)
     print(_shown_as_json(result), flush=True)
 

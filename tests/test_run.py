@@ -56,6 +56,20 @@ def test_a_message_breaks_no_path(monkeypatch, capsys) -> None:
     assert path in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [(run.Output, "interrupted"), (run.ResumableOutput, "interrupted: the same command with --resume goes on")],
+)
+def test_who_interrupts_is_told_how_to_go_on(config, told, monkeypatch, capsys) -> None:  # noqa: ANN001
+    def interrupted(_) -> None:  # noqa: ANN001
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["verb"])
+    with pytest.raises(SystemExit) as ended:
+        run.run(config, interrupted)
+    assert ended.value.code == 130 and capsys.readouterr().err.strip() == told
+
+
 def test_garbage_waits_for_a_verb_to_be_imported_and_no_longer(monkeypatch, capsys) -> None:
     """Where a worker or a notebook imports a verb, nothing changes: nobody would begin to collect there."""
     monkeypatch.setattr("sys.argv", ["pipelines/x.py"])
