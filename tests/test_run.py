@@ -58,7 +58,10 @@ def test_a_message_breaks_no_path(monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("config", "told"),
-    [(run.Output, "interrupted"), (run.ResumableOutput, "interrupted: the same command with --resume goes on")],
+    [
+        (run.Output, "interrupted"),
+        (run.ResumableOutput, "interrupted: the same command with --resume goes on"),
+    ],
 )
 def test_who_interrupts_is_told_how_to_go_on(config, told, monkeypatch, capsys) -> None:  # noqa: ANN001
     def interrupted(_) -> None:  # noqa: ANN001
