@@ -35,8 +35,8 @@ from transformers.utils import logging as transformers_logging
 from envs import text_env
 from envs.adapters.endpoint_users import users_of
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.gpus import device, wants_gpus
 from rl_dialog.cluster.online import on_actors
-from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.evaluation.checkpoints import MakeEnv
@@ -141,6 +141,9 @@ def labelled_reward_of(config: OnlineConfig, out: Path) -> LabelledReward | None
 
 def learn_on_workers(config: OnlineConfig) -> dict[str, Any]:
     """The same by Ray Train workers, started again from the latest checkpoint when one of them dies."""
+    # a second of imports, which learning here does without
+    from rl_dialog.cluster.train import WorkerGroup, fit
+
     cpus, out = config.cpus_per_worker, Path(config.output_dir)
     with connect(config.address or None, num_cpus=(config.num_learners + config.num_workers) * cpus + 1):
         use_gpu = wants_gpus(config.device, config.num_learners)

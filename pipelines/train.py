@@ -23,7 +23,7 @@ import torch
 
 from envs import text_env
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
+from rl_dialog.cluster.gpus import device, wants_gpus
 from rl_dialog.errors import NoRoom
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.methods import FROM_LOGS, METHODS
@@ -101,6 +101,9 @@ def _train(config: TrainConfig, out: Path) -> None:
         finally:
             torch.set_num_threads(before)
         return
+    # a second of imports, which training here does without
+    from rl_dialog.cluster.train import WorkerGroup, fit
+
     with connect(config.address or None):
         use_gpu = wants_gpus(config.device, workers)
         config = replace(config, device="cuda" if use_gpu else "cpu")

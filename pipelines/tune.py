@@ -21,8 +21,8 @@ from typing import Any
 
 from pipelines import stages
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.gpus import wants_gpus
 from rl_dialog.cluster.sweep_experiment import Limits, SweepExperiment
-from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.cluster.tune import Resources
 from rl_dialog.config import typed_command
 from rl_dialog.data.files import write_text_atomically

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_dialog.cluster.candidate_folder import check_vocabulary
 from rl_dialog.cluster.candidates import Drawing, Keys, Scoring, generate_and_score
-from rl_dialog.cluster.train import wants_gpus
+from rl_dialog.cluster.gpus import wants_gpus
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import load_manifest
 from rl_dialog.errors import UserError

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.gpus import wants_gpus
 from rl_dialog.cluster.jobs import each
 from rl_dialog.cluster.rollout import Rollouts
-from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.evaluation.checkpoints import CheckpointConfig, MakeEnv, Player, evaluate_checkpoint, play_here
 from rl_dialog.evaluation.held_out import HeldOut
 from rl_dialog.evaluation.summary import RunResult

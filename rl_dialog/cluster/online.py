@@ -24,8 +24,8 @@ import ray
 from torch import Tensor
 
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.gpus import wants_gpus
 from rl_dialog.cluster.rollout import STALLED, Workers
-from rl_dialog.cluster.train import wants_gpus
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.rollouts import Playing, Rollouts

@@ -15,7 +15,8 @@ from ray import train
 from torch import nn
 
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.train import WorkerGroup, device, wants_gpus
+from rl_dialog.cluster.gpus import device, wants_gpus
+from rl_dialog.cluster.train import WorkerGroup
 from rl_dialog.cluster.train import fit as fit_on_workers
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.text_reward import TextReward

@@ -20,6 +20,7 @@ import ray
 import torch
 
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.gpus import wants_gpus
 from rl_dialog.cluster.waiting import cpus_of_cluster
 from rl_dialog.errors import UserError
 from rl_dialog.models.device import named_device
@@ -285,8 +286,6 @@ def players(
             outcome for chunk in split(episodes, size) for outcome in alone(chunk, *arguments)
         )
         return
-    from rl_dialog.cluster.train import wants_gpus
-
     with connect(address, num_cpus=max(num_workers, os.cpu_count() or 1)):
         gpus = float(device != "cpu" and wants_gpus(device, num_workers))
         with Workers(make_player, num_workers, gpus_per_worker=gpus, address=address) as workers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import ray
 import torch
 from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
-from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.training.worker_group import TOGETHER, WORKERS
@@ -85,31 +84,6 @@ def fit(
             signal.signal(
                 signal.SIGINT, interrupt
             )  # Ray leaves its own behind, which after the training does nothing: Ctrl-C would end nothing
-
-
-def wants_gpus(device: str, workers: int) -> bool:
-    """Does each of so many workers get a GPU? With auto where the cluster has that many.
-
-    Raises UserError where GPUs are asked for and there are fewer.
-    """
-    there = ray.cluster_resources().get("GPU", 0)
-    if device.startswith("cuda") and there < workers:
-        raise UserError(
-            f"--device {device}: expected a GPU for each of {workers} workers, the cluster has {there:g}"
-        )
-    return device.startswith("cuda") or (device == "auto" and there >= workers)
-
-
-def device() -> torch.device:
-    """The device that Ray Train gave this worker. Raises UserError for a GPU that torch cannot use."""
-    found = get_device()
-    if found.type == "cuda" and not torch.cuda.is_available():
-        why = "a build for CPUs, or no driver"
-        raise UserError(
-            f"Ray gave this worker a GPU of {socket.gethostname()}, and the torch there knows of none "
-            f"({why}): repair that, or pass --device cpu"
-        )
-    return found
 
 
 class EndAtMessages(UserCallback):
