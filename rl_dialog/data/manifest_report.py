@@ -114,10 +114,16 @@ def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator
     if manifest["cut_replies"]:
         yield f"{manifest['cut_replies']:,} replies longer than a row lost their tail: raise --max_length"
     yield from _split_notes(manifest)
+    what = "rl_dialog/rewards/README.md says what it reads"
     for name, row in manifest["rewards"]["components"].items():
+        same = row["weight"] and row["std"] == 0
         if not row["coverage"]:
-            what = "rl_dialog/rewards/README.md says what it reads"
             yield f"the reward {name} applies to no reply of these logs: {what}"
+        elif same and (row["mean"] == 0 or row["coverage"] == manifest["rewards"]["sum"]["coverage"]):
+            yield (
+                f"the reward {name} is {row['mean']:g} for every reply of these logs and tells none from "
+                f"another: {what}, and in which language"
+            )
     yield from _unrated(manifest)
     yield from _as_if_nothing(manifest)
     if manifest["rewards"]["sum"]["std"] == 0:

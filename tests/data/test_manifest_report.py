@@ -44,6 +44,20 @@ def test_a_rating_that_counts_as_0_where_nobody_rated_is_told():
     assert not list(notes(made))
 
 
+def test_a_reward_that_tells_nothing_apart_is_told():
+    """As one that reads English makes of other languages; a vote that only few gave does tell."""
+    for row, is_told in (
+        ({"mean": 0.0, "std": 0.0, "min": 0.0, "max": 0.0, "coverage": 0.5}, True),
+        ({"mean": 3.0, "std": 0.0, "min": 3.0, "max": 3.0, "coverage": 1.0}, True),
+        ({"mean": 3.0, "std": 0.0, "min": 3.0, "max": 3.0, "coverage": 0.5}, False),
+        ({"mean": 3.0, "std": 0.0, "min": 3.0, "max": 3.0, "coverage": 1.0, "weight": 0.0}, False),
+    ):
+        made = manifest()
+        made["rewards"]["components"]["rating"] |= row
+        told = [note for note in notes(made) if "tells none from another" in note]
+        assert len(told) == is_told, row
+
+
 @pytest.mark.parametrize(("number", "told"), [(1, "1 record could"), (1200, "1,200 records could")])
 def test_files_that_were_not_read_to_their_end_are_named(number, told, tmp_path):
     """A file whose reading stops is one line of quarantine, and may be nearly all of the logs."""
