@@ -121,8 +121,8 @@ def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator
             yield f"the reward {name} applies to no reply of these logs: {what}"
         elif same and (row["mean"] == 0 or row["coverage"] == manifest["rewards"]["sum"]["coverage"]):
             yield (
-                f"the reward {name} is {row['mean']:g} for every reply that it applies to and tells none from "
-                f"another: {what}, and in which language"
+                f"the reward {name} is {row['mean']:g} for every reply that it applies to and tells none "
+                f"from another: {what}, and in which language"
             )
     yield from _unrated(manifest)
     yield from _as_if_nothing(manifest)
