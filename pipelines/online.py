@@ -40,9 +40,11 @@ from rl_dialog.cluster.train import WorkerGroup, device, fit, wants_gpus
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.evaluation.checkpoints import MakeEnv
-from rl_dialog.evaluation.online_checks import check_run, check_start
+from rl_dialog.evaluation.online_checks import check_run, check_start, roles_learned
 from rl_dialog.evaluation.online_run import (
     OnlineRun,
+    absolute,
+    absolute_scorers,
     contexts_of,
     decoding_of,
     judge_of,
@@ -85,6 +87,8 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     check(config)
     worlds, judge = worlds_of(config), judge_of(config)
+    if config.preferences.answers:
+        config.preferences.reward_that_answers()
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
         if config.num_learners:
@@ -136,6 +140,7 @@ def labelled_reward_of(config: OnlineConfig, out: Path) -> LabelledReward | None
         return None
     how = {"total_rounds": config.max_steps, "group_size": config.group_size, "seed": config.seed}
     how |= {"start": config.model_name_or_path, "decoding": decoding_of(config), "device": config.device}
+    how |= {"world_pays": bool(config.env)}
     return LabelledReward(config.preferences, out, **how)
 
 
@@ -163,7 +168,11 @@ def learn_worker(config: OnlineConfig, *, report: Report | None = None) -> dict[
 
 def from_anywhere(config: OnlineConfig) -> OnlineConfig:
     """With absolute paths: workers do not share the driver's working directory."""
-    return replace(with_absolute_paths(config), output_dir=str(Path(config.output_dir).absolute()))
+    asked = config.preferences
+    places = {"scorers": absolute_scorers(asked.scorers)}
+    places |= {"model_name_or_path": absolute(asked.model_name_or_path)}
+    out = str(Path(config.output_dir).absolute())
+    return replace(with_absolute_paths(config), output_dir=out, preferences=replace(asked, **places))
 
 
 def check(config: OnlineConfig) -> None:
@@ -191,7 +200,8 @@ def check_settings(config: OnlineConfig) -> None:
     """What needs nothing that the settings name, apart from worlds. Raises UserError."""
     check_run(config, labelled=config.preferences.is_asked)
     if config.preferences.is_asked:
-        config.preferences.check(groups=config.groups, group_size=config.group_size)
+        sizes = {"groups": config.groups, "group_size": config.group_size}
+        config.preferences.check(**sizes, roles=roles_learned(config), world_pays=bool(config.env))
     for name in (config.env, config.eval_env):
         if name:
             text_env(name)
