@@ -14,7 +14,7 @@ In the folder of the run:
 
     labels.db, clips/    the label log and what it compares, for `label --run` and `fit_reward --run`
     rewards/12/          the reward model that was fitted before round 12 was learned from, as `fit_reward`
-                         writes one, and normaliser.json
+                         writes one, normaliser.json, and figures.json of its fitting
     asked.jsonl          what was asked in which round
 """
 
@@ -115,7 +115,8 @@ class LabelledReward:
         self.oracle = self._oracle() if settings.labeller == "oracle" else None
         self.model: TextReward | None = None
         self.normaliser: dict[str, float] = {}
-        self.figures: dict[str, float] = {}
+        self.figures: dict[str, float] = {}  # of labels
+        self.fitted: dict[str, float] = {}  # of the model
         newest = max(_versions(folder / "rewards"), default=None)
         if newest is not None:
             self._load(newest)
@@ -268,15 +269,15 @@ class LabelledReward:
         fit(reward, train, settings=settings.fitting, seed=self.seed)
         self.model = reward.eval()
         self.normaliser = {"labels": _labels(answers), **_normaliser(reward, train)}
-        self._save(step)
-        self._say_if_nothing_is_explained(test, step)
-        self.figures |= {
+        self.fitted = {
             "pref/version": step,
             "pref/pairs": len(train),
             "pref/accuracy": _accuracy(reward, train),
             **({"pref/held_out_accuracy": _accuracy(reward, test)} if _decided(test) else {}),
             "pref/fitting_s": time.perf_counter() - began,
         }
+        self._save(step)
+        self._say_if_nothing_is_explained(test, step)
 
     def _say_if_nothing_is_explained(self, test: Sequence[ReplyPair], step: int) -> None:
         """A policy follows any reward, also one that was fitted to noise: then what people want may fall."""
@@ -310,7 +311,7 @@ class LabelledReward:
 
     def figures_now(self) -> dict[str, float]:
         """How asking and learning stand, for the metrics of a round."""
-        return dict(self.figures)
+        return self.figures | self.fitted
 
     # What stays
 
@@ -321,7 +322,7 @@ class LabelledReward:
         for version in later:
             shutil.rmtree(self.folder / "rewards" / str(version))
         if later:
-            self.model, self.normaliser = None, {}
+            self.model, self.normaliser, self.fitted = None, {}, {}
             newest = max(_versions(self.folder / "rewards"), default=None)
             if newest is not None:
                 self._load(newest)
@@ -330,6 +331,7 @@ class LabelledReward:
         def fill(directory: Path) -> None:
             self.model.save_pretrained(directory)
             write_json(directory / "normaliser.json", self.normaliser)
+            write_json(directory / "figures.json", self.fitted)
 
         write_atomically(self.folder / "rewards" / str(step), fill)
         for old in self._needless():
@@ -346,7 +348,10 @@ class LabelledReward:
     def _load(self, version: int) -> None:
         place = self.folder / "rewards" / str(version)
         self.model = TextReward.from_pretrained(place).to(named_device(self.device))
-        self.normaliser = json.loads((place / "normaliser.json").read_text(encoding="utf-8"))
+        self.normaliser, self.fitted = (
+            json.loads((place / name).read_text(encoding="utf-8"))
+            for name in ("normaliser.json", "figures.json")
+        )
 
 
 def _true_return(spoken: Segment) -> float:
