@@ -34,6 +34,19 @@ class Vowels:
         self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and you?"}]
         return list(self.messages), vowels_in(reply), len(self.messages) > 4, False, {}
 
+class Talk:
+    """Two bots speak in turn, twice each, and are paid for their own vowels; it always begins alike."""
+    def reset(self, *, seed=None):
+        self.views, self.said = {role: [{"role": "user", "content": "begin"}] for role in ("ann", "bob")}, 0
+        return list(self.views["ann"]), {"role": "ann"}
+    def step(self, reply):
+        me, other = ("ann", "bob")[:: 1 - 2 * (self.said % 2)]
+        self.said += 1
+        self.views[me].append({"role": "assistant", "content": reply})
+        self.views[other].append({"role": "user", "content": reply})
+        over = self.said == 4
+        return list(self.views[other]), {me: vowels_in(reply)}, over, False, {"role": other}
+
 def vowels_in(text):
     return float(sum(text.count(letter) for letter in "aeiou"))
 
@@ -134,6 +147,50 @@ def test_versions_that_nobody_goes_on_from_are_forgotten(config) -> None:  # noq
     online.main(replace(config, preferences=often, eval_steps=8))
     versions = sorted(int(path.name) for path in (Path(config.output_dir) / "rewards").iterdir())
     assert versions == [5, 6, 7, 8, 9]  # three of before checkpoint-8, and what came after it
+
+
+def asked_of(out: Path) -> list[tuple[Conversation | Reply, Conversation | Reply]]:
+    """What was compared, in the order of the answers."""
+    segments = Segments(out / "clips")
+    return [(segments[each.first], segments[each.second]) for each in _log(out).labels()]
+
+
+def test_in_self_play_each_role_is_compared_with_itself(config, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
+    """Who speaks second, too, whose conversations begin with other words of the first. The same words with
+    another partner stay on one side of the split, also in a run that was stopped and goes on."""
+    often = replace(config.preferences, initial_labels=50, budget=100, validation=0.5, schedule="constant")
+    short = {"groups": 4, "max_steps": 4, "eval_steps": 2, "env_episodes": 8, "max_new_tokens": 2}
+    config = replace(config, env="vowels_world:Talk", self_play=True, preferences=often, **short)
+    online.main(config)
+    out, half = Path(config.output_dir), tmp_path / "half"
+    pairs = asked_of(out)
+    assert {(a.source["role"], b.source["role"]) for a, b in pairs} == {("ann", "ann"), ("bob", "bob")}
+    assert any(len({each.messages[0]["content"] for each in pair}) == 2 for pair in pairs)
+    assert all([m["content"] for m in a.context] == ["begin"] for a, _ in pairs if a.source["role"] == "ann")
+    tasks = {f"In which conversation is the bot better? The bot's role is {role}." for role in ("ann", "bob")}
+    assert _log(out).usual_task() in tasks
+    whole = lines(out)
+    assert all("eval/true_return" in line for line in whole if "eval/failed" in line)
+    assert {"train/return_ann", "train/return_bob", "train/true_return"} <= whole[1].keys()
+
+    meet = LabelledReward.meet
+
+    def stop(self, played, policy, tokenizer, step: int) -> None:  # noqa: ANN001
+        meet(self, played, policy, tokenizer, step)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LabelledReward, "meet", stop)
+    with pytest.raises(KeyboardInterrupt):
+        online.main(replace(config, output_dir=str(half)))
+    monkeypatch.setattr(LabelledReward, "meet", meet)
+    online.main(replace(config, output_dir=str(half), resume=True))
+    assert (half / "asked.jsonl").read_bytes() == (out / "asked.jsonl").read_bytes()
+    told = [
+        {n: v for n, v in line.items() if n.startswith(("train", "eval", "pref")) and not n.endswith("_s")}
+        for line in (whole[-1], lines(half)[-1])
+    ]
+    assert told[0] == told[1]
 
 
 def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> None:  # noqa: ANN001

@@ -225,6 +225,31 @@ def test_who_failed_is_not_compared_and_roles_are_compared_apart() -> None:
     assert texts(False) == {("a", "b"), ("e", "g")}
 
 
+def test_who_speaks_second_is_compared_behind_what_all_have_heard() -> None:
+    """In self-play the other's first words differ; they are a part of what is compared."""
+    played = [
+        Episode(
+            index,
+            Dialog(
+                str(index),
+                [
+                    *OPENING,
+                    {"role": "user", "content": heard},
+                    {"role": "assistant", "content": "so", "reward": 1.0},
+                ],
+                meta={"seed": 0, "role": "seller"},
+            ),
+            [],
+            "terminated",
+        )
+        for index, heard in enumerate(["five", "six"])
+    ]
+    [(one, other)] = pairs_of_groups(played, 4, np.random.default_rng(0), scored=True)
+    assert one.context == other.context == OPENING and one.source["role"] == "seller"
+    assert {one.text, other.text} == {f"user> {heard}\nassistant> so" for heard in ("five", "six")}
+    assert [len(judged_in(each)) for each in (one, other)] == [1, 1]
+
+
 def test_a_pretrained_model_takes_shorter_steps(tmp_path, make_policy, tokenizer) -> None:
     """Its words are not forgotten for the first labels. A reward model of ours knows what it began from."""
     rates = {}
