@@ -87,8 +87,8 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     check(config)
     worlds, judge = worlds_of(config), judge_of(config)
-    if config.preferences.answers:
-        config.preferences.reward_that_answers()
+    if config.preferences.is_asked:
+        config.preferences.check_models(config.model_name_or_path)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
         if config.num_learners:

@@ -40,7 +40,7 @@ from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.openings import WORLD
 from rl_dialog.models.device import named_device
-from rl_dialog.models.text_reward import TextReward, check_base
+from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
 from rl_dialog.preferences.labellers import Oracle
@@ -63,7 +63,6 @@ from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segment, Segments
 
 LEARNED = "labels"  # the component of a reply's rewards that is learned here
-NEW = "new"  # in place of a model that the reward begins from: a small encoder
 KEPT = 3  # versions of the reward, and what came after the latest checkpoint
 LEAST = 20  # held-out pairs that say whether a reward is better than a coin
 LOOK = 1.0  # seconds between two looks at the label log by who waits for answers
@@ -102,9 +101,7 @@ class LabelledReward:
     ) -> None:
         self.settings, self.folder, self.group_size, self.decoding = settings, folder, group_size, decoding
         self.seed, self.world_pays, self.device, self.say = seed, world_pays, device, say
-        self.base = "" if settings.model_name_or_path == NEW else settings.model_name_or_path or start
-        if self.base:
-            check_base(self.base)
+        self.base = settings.base_of(start)
         scale = settings.schedule_scale or max(1.0, total_rounds / 4)
         initial = min(settings.initial_labels, settings.budget)
         how = {"initial": initial, "kind": settings.schedule, "scale": scale}

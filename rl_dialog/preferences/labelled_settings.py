@@ -7,6 +7,7 @@ from typing import Literal
 
 from rl_dialog.config import at_least
 from rl_dialog.errors import UserError
+from rl_dialog.models.text_reward import check_base
 from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.reply_queries import value_of
 from rl_dialog.preferences.segments import Conversation, Reply
@@ -14,6 +15,7 @@ from rl_dialog.preferences.settings import OracleSettings
 from rl_dialog.rewards import REWARDS, Reward, choose_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
+NEW = "new"  # in place of a model that the reward begins from: a small encoder
 PROBE = [
     {"role": "user", "content": "Hello, I would like a table."},
     {"role": "assistant", "content": "Good evening! For how many people shall it be?"},
@@ -78,6 +80,17 @@ class LabelledRewardSettings:
     def is_asked(self) -> bool:
         """Is anybody?"""
         return self.labeller != "none"
+
+    def base_of(self, start: str) -> str:
+        """What each reward model begins from where the policy's start is `start`; empty for a new encoder."""
+        return "" if self.model_name_or_path == NEW else self.model_name_or_path or start
+
+    def check_models(self, start: str) -> None:
+        """That there are those which it begins from and which answer. Raises UserError."""
+        if base := self.base_of(start):
+            check_base(base)
+        if self.answers:
+            self.reward_that_answers()
 
     def reward_that_answers(self) -> Reward:
         """The one that `answers` names, with its models. Raises UserError for one that there is not, and for

@@ -21,6 +21,7 @@ from rl_dialog.preferences.labelled_reward import LabelledReward
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
 from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.segments import Conversation, Reply, Segments
+from tests.envs.chat_server import chat_server
 
 WORLD = '''
 import numpy as np
@@ -49,6 +50,11 @@ class Talk:
 
 def vowels_in(text):
     return float(sum(text.count(letter) for letter in "aeiou"))
+
+def heard(dialog):
+    """The letters that the user has heard in the end, of which a multiple of five says nothing."""
+    told = [m["content"].rpartition(" ")[2] for m in dialog.messages if "I heard" in m["content"]]
+    return [float(told[-1]) if int(told[-1]) % 5 else None for _ in dialog.replies]
 
 def vowels(dialog):
     """The vowels of each reply."""
@@ -159,7 +165,7 @@ def test_in_self_play_each_role_is_compared_with_itself(config, tmp_path: Path, 
     """Who speaks second, too, whose conversations begin with other words of the first. The same words with
     another partner stay on one side of the split, also in a run that was stopped and goes on."""
     often = replace(config.preferences, initial_labels=50, budget=100, validation=0.5, schedule="constant")
-    short = {"groups": 4, "max_steps": 4, "eval_steps": 2, "env_episodes": 8, "max_new_tokens": 2}
+    short = {"groups": 4, "max_steps": 4, "eval_steps": 2, "env_episodes": 8, "max_new_tokens": 1, "top_k": 4}
     config = replace(config, env="vowels_world:Talk", self_play=True, preferences=often, **short)
     online.main(config)
     out, half = Path(config.output_dir), tmp_path / "half"
@@ -191,6 +197,35 @@ def test_in_self_play_each_role_is_compared_with_itself(config, tmp_path: Path, 
         for line in (whole[-1], lines(half)[-1])
     ]
     assert told[0] == told[1]
+
+
+@pytest.mark.slow
+def test_conversations_with_users_behind_an_endpoint_are_compared(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """Of one person each pair; what people said to a reply counts where a reward answers for those who see
+    all of it. It judges the conversation as a whole, and skips one of which it says nothing."""
+    people = [{"name": name, "system": f"You are {name}."} for name in ("ada", "bo", "cy")]
+    (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, people)))
+
+    def answer(request: dict) -> str:
+        system, *_, last = request["messages"]
+        return f"{system['content']} I heard {len(last['content'])}"
+
+    asked = replace(config.preferences, answers="vowels_world:heard", initial_labels=20, budget=40)
+    with chat_server(answer) as server:
+        users = {"env": "", "users": server.url, "personas": str(tmp_path / "people.jsonl"), "user_turns": 2}
+        talking = replace(config, **users, preferences=asked, max_steps=2, env_episodes=4)
+        online.main(talking)
+        out = Path(config.output_dir)
+        pairs = asked_of(out)
+        assert len(pairs) > 25 and all(a.context == b.context for a, b in pairs)
+        assert all("I heard" in each.messages[-1]["content"] for pair in pairs for each in pair)
+        assert _log(out).counts()["skipped"] > 0
+        assert all("eval/true_return" not in line and "train/true_return" not in line for line in lines(out))
+        replies = replace(asked, about="replies", answers="vowels_world:vowels")
+        online.main(replace(talking, preferences=replies, output_dir=str(tmp_path / "replies")))
+    pairs = asked_of(tmp_path / "replies")
+    assert all(a.context == b.context and a.text != b.text for a, b in pairs)
+    assert {len(a.context) for a, _ in pairs} == {1, 3}
 
 
 def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> None:  # noqa: ANN001
@@ -264,7 +299,17 @@ def test_labels_that_prefer_nothing_end_the_run(config) -> None:  # noqa: ANN001
     ("of_run", "of_labels", "message"),
     [
         ({"rewards": {"question": 1.0}}, {}, "expected no --rewards.NAME WEIGHT"),
-        ({"env": "", "contexts": "data"}, {}, "expected --env or --users"),
+        ({"env": "", "contexts": "data"}, {}, "expected --env, --users, or --self_play from contexts"),
+        ({"env": "", "contexts": "data", "self_play": True}, {}, "expected --preferences.answers REWARD"),
+        ({"env": "", "users": "http://x/v1", "personas": "x"}, {}, "nobody pays where --users talk"),
+        (
+            {"env": "", "contexts": "data", "self_play": True},
+            {"answers": "question", "initial_labels": 73},
+            "the pairs of a round, 72 in 6 groups of 4",
+        ),
+        ({}, {"answers": "vowel"}, "unknown reward 'vowel'"),
+        ({}, {"answers": "vote"}, "expected a reward that judges a conversation"),
+        ({}, {"about": "replies", "answers": "answer_length"}, "a reward that judges a new reply by itself"),
         ({}, {"initial_labels": 200, "budget": 100}, "expected at most the budget of 100"),
         ({}, {"initial_labels": 37}, "expected at most the pairs of a round, 36 in 6 groups of 4"),
         ({}, {"about": "replies"}, "expected --preferences.answers REWARD"),
@@ -279,3 +324,4 @@ def test_what_can_be_known_to_fail_is_told_first(config, of_run, of_labels, mess
     asked = replace(config.preferences, **of_labels)
     with pytest.raises(UserError, match=message):
         online.main(replace(config, preferences=asked, **of_run))
+    assert not Path(config.output_dir).exists()
