@@ -10,10 +10,11 @@ Options of the name, beside those that the game's class takes (`size=3`):
                `serve` has a checkpoint
     players    how many take part, by default the fewest that the game takes
 
-Messages are what TextArena tells the player since it spoke last. The reward is 0 until the game is over, then
-the player's own of TextArena. A move that the game does not take is answered with its complaint, and costs
-what TextArena makes it cost. A game that raises an error, and an opponent that does, is a failed episode; so
-is a game that the others ended before the policy's first turn, which no reply has earned.
+Messages are what TextArena tells the player since it spoke last; all players that are the policy's learn how
+the game ended. The reward is 0 until it is over, then the player's own of TextArena. A move that the game
+does not take is answered with its complaint, and costs what TextArena makes it cost. A game that raises an
+error, and an opponent that does, is a failed episode; so is a game that the others ended before the policy's
+first turn, which no reply has earned.
 """
 
 from __future__ import annotations

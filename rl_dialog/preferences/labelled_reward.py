@@ -345,10 +345,9 @@ class LabelledReward:
     def _load(self, version: int) -> None:
         place = self.folder / "rewards" / str(version)
         self.model = TextReward.from_pretrained(place).to(named_device(self.device))
-        self.normaliser, self.fitted = (
-            json.loads((place / name).read_text(encoding="utf-8"))
-            for name in ("normaliser.json", "figures.json")
-        )
+        self.normaliser = json.loads((place / "normaliser.json").read_text(encoding="utf-8"))
+        figures = place / "figures.json"  # which the first runs did not keep
+        self.fitted = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
 
 
 def _true_return(spoken: Segment) -> float:
