@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import ROLES, Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.generation import Decoding, stream
@@ -195,8 +195,9 @@ class LabelledReward:
         for number, (pair, is_held_out) in enumerate(pairs):
             first, second = (self.segments.add(spoken) for spoken in pair)
             priority = step - number / (len(pairs) + 1)  # what the policy does by now comes first
-            role = pair[0].source.get("role")
-            told = f"{task} The bot's role is {role}." if role else task
+            role = pair[0].source.get("role", "")
+            has_name = role and role not in ROLES  # who plays the user is the bot, and the other one the user
+            told = f"{task} The bot's role is {role}." if has_name else task
             about = {"task": told, "priority": priority, "reward_version": step}
             queries.append(NewQuery(first, second, **about, validation=is_held_out))
         self.log.add_queries(queries)
