@@ -87,8 +87,6 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     check(config)
     worlds, judge = worlds_of(config), judge_of(config)
-    if config.preferences.is_asked:
-        config.preferences.check_models(config.model_name_or_path)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
     with nullcontext() if config.quiet else following(out), room_for(out):
         if config.num_learners:
@@ -176,7 +174,7 @@ def from_anywhere(config: OnlineConfig) -> OnlineConfig:
 
 
 def check(config: OnlineConfig) -> None:
-    """What can be known to fail before anything is loaded. Raises UserError."""
+    """What can be known to fail before the run is begun. Raises UserError."""
     require(
         config,
         model_name_or_path="the policy to start from, a run folder or a checkpoint directory",
@@ -184,6 +182,8 @@ def check(config: OnlineConfig) -> None:
     )
     check_settings(config)
     check_start(config)
+    if config.preferences.is_asked:
+        config.preferences.check_models(config.model_name_or_path)
 
 
 def check_trial(config: OnlineConfig) -> None:
