@@ -186,6 +186,12 @@ def _check_step(stepped: Any, given: list[Message], role: str, seen: dict[str, l
     if following in seen:
         grown = grown and len(messages) > len(before) and messages[len(before)]["role"] == "assistant"
     _expect(grown, "the conversation so far with the reply added, as the assistant's", messages[-2:])
+    for other, view in info.get("views", {}).items():
+        _check_messages("step", view)
+        before = seen.get(other, [])
+        _expect(
+            view[: len(before)] == before, f"in info['views'] what {other} saw so far, and more", view[-2:]
+        )
     for one in reward.values() if isinstance(reward, dict) else [reward]:
         _expect(one is None or _finite(one), "a finite number or None as the reward", one)
     for name, value in (("terminated", terminated), ("truncated", truncated)):

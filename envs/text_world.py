@@ -33,7 +33,8 @@ knows better (its state is on a server, or shares large tables) has methods `sna
 **Several players**: `info["role"]` names who speaks next, and messages are as that role sees them, its own as
 the assistant's. Rewards come by role, {"buyer": 1.0, "seller": -1.0}; what a role gets out of its turn is
 earned by what it said last. The last step's `info["role"]` says whose view its messages are, by default the
-speaker's. An episode gives one Dialog per role (`play`).
+speaker's; `info["views"]`, by choice, has those of others who learn how it ended. An episode gives one Dialog
+per role (`play`).
 
 **By choice** a class has, as static or class methods,
 
@@ -134,6 +135,8 @@ def play(
         views[spoke].say(messages if role == spoke else [*views[spoke].messages, said], name)
         if role != spoke:
             views.setdefault(role, View()).see(messages, name)
+        for each, seen in info.get("views", {}).items():
+            views.setdefault(each, View()).see(seen, name)
         for each, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
             views.setdefault(each, View()).earn(None if "failed" in info else value)
         over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))

@@ -40,9 +40,11 @@ from rl_dialog.cluster.online import on_actors
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.evaluation.checkpoints import MakeEnv
-from rl_dialog.evaluation.online_checks import check_run, check_start
+from rl_dialog.evaluation.online_checks import check_run, check_start, roles_learned
 from rl_dialog.evaluation.online_run import (
     OnlineRun,
+    absolute,
+    absolute_scorers,
     contexts_of,
     decoding_of,
     judge_of,
@@ -136,6 +138,7 @@ def labelled_reward_of(config: OnlineConfig, out: Path) -> LabelledReward | None
         return None
     how = {"total_rounds": config.max_steps, "group_size": config.group_size, "seed": config.seed}
     how |= {"start": config.model_name_or_path, "decoding": decoding_of(config), "device": config.device}
+    how |= {"world_pays": bool(config.env)}
     return LabelledReward(config.preferences, out, **how)
 
 
@@ -166,11 +169,15 @@ def learn_worker(config: OnlineConfig, *, report: Report | None = None) -> dict[
 
 def from_anywhere(config: OnlineConfig) -> OnlineConfig:
     """With absolute paths: workers do not share the driver's working directory."""
-    return replace(with_absolute_paths(config), output_dir=str(Path(config.output_dir).absolute()))
+    asked = config.preferences
+    places = {"scorers": absolute_scorers(asked.scorers)}
+    places |= {"model_name_or_path": absolute(asked.model_name_or_path)}
+    out = str(Path(config.output_dir).absolute())
+    return replace(with_absolute_paths(config), output_dir=out, preferences=replace(asked, **places))
 
 
 def check(config: OnlineConfig) -> None:
-    """What can be known to fail before anything is loaded. Raises UserError."""
+    """What can be known to fail before the run is begun. Raises UserError."""
     require(
         config,
         model_name_or_path="the policy to start from, a run folder or a checkpoint directory",
@@ -178,6 +185,8 @@ def check(config: OnlineConfig) -> None:
     )
     check_settings(config)
     check_start(config)
+    if config.preferences.is_asked:
+        config.preferences.check_models(config.model_name_or_path)
 
 
 def check_trial(config: OnlineConfig) -> None:
@@ -194,7 +203,8 @@ def check_settings(config: OnlineConfig) -> None:
     """What needs nothing that the settings name, apart from worlds. Raises UserError."""
     check_run(config, labelled=config.preferences.is_asked)
     if config.preferences.is_asked:
-        config.preferences.check(groups=config.groups, group_size=config.group_size)
+        sizes = {"groups": config.groups, "group_size": config.group_size}
+        config.preferences.check(**sizes, roles=roles_learned(config), world_pays=bool(config.env))
     for name in (config.env, config.eval_env):
         if name:
             text_env(name)

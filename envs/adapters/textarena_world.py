@@ -10,10 +10,11 @@ Options of the name, beside those that the game's class takes (`size=3`):
                `serve` has a checkpoint
     players    how many take part, by default the fewest that the game takes
 
-Messages are what TextArena tells the player since it spoke last. The reward is 0 until the game is over, then
-the player's own of TextArena. A move that the game does not take is answered with its complaint, and costs
-what TextArena makes it cost. A game that raises an error, and an opponent that does, is a failed episode; so
-is a game that the others ended before the policy's first turn, which no reply has earned.
+Messages are what TextArena tells the player since it spoke last; all players that are the policy's learn how
+the game ended. The reward is 0 until it is over, then the player's own of TextArena. A move that the game
+does not take is answered with its complaint, and costs what TextArena makes it cost. A game that raises an
+error, and an opponent that does, is a failed episode; so is a game that the others ended before the policy's
+first turn, which no reply has earned.
 """
 
 from __future__ import annotations
@@ -88,12 +89,20 @@ class TextArenaWorld:
         done = not info and self.game.done
         rewards, reason = self._earned(done)
         if done:
-            self.speaker = spoke  # who has the last word sees how it ended
-            told = self._text(spoke, self.game.read(spoke))
-            self._tell(spoke, "\n".join(filter(None, (told, f"[GAME] The game is over. {reason}".rstrip()))))
+            self.speaker = spoke
+            info = self._told_the_end(reason)
         if len(self.ours) == 1:
             rewards = rewards[ALONE]
-        return list(self.views[self.speaker]), rewards, done, bool(info), self._whose() | info
+        return list(self.views[self.speaker]), rewards, done, "failed" in info, self._whose() | info
+
+    def _told_the_end(self, reason: str) -> dict[str, Any]:
+        """All players of ours learn how it ended; the views of those who had not the last word."""
+        for player in self.ours:
+            told = self._text(player, self.game.read(player))
+            end = f"[GAME] The game is over. {reason}".rstrip()
+            self._tell(player, "\n".join(filter(None, (told, end))))
+        others = [player for player in self.ours if player != self.speaker]
+        return {"views": {f"player_{each}": list(self.views[each]) for each in others}} if others else {}
 
     def draw(self) -> str:
         """What whose turn it is was told last."""

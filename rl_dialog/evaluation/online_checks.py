@@ -120,15 +120,24 @@ def _check_partner(config: OnlineRun, *, labelled: bool) -> None:
             "--preferences.labeller: expected no --rewards.NAME WEIGHT, because the reward is learned from "
             "labels"
         )
-    if labelled and config.contexts:
+    if labelled and config.contexts and not config.self_play:
         raise UserError(
-            "--preferences.labeller: expected --env or --users; about replies to logged contexts "
-            "prefer_replies asks, and fit_reward learns from the answers"
+            "--preferences.labeller: expected --env, --users, or --self_play from contexts; about replies to "
+            "logged contexts prefer_replies asks, and fit_reward learns from the answers"
         )
     if not config.env and not weights and not labelled:
         raise UserError(
             f"{given[0]}: expected rewards that judge the replies, --rewards.NAME WEIGHT, got none"
         )
+
+
+def roles_learned(config: OnlineRun) -> int | None:
+    """The roles that the policy learns in each group of episodes; None where its world alone knows."""
+    if not config.self_play or config.learner_role:
+        return 1
+    if config.contexts:
+        return 1 if config.opponent_lag else len(ROLES)
+    return None
 
 
 def _check_self_play(config: OnlineRun) -> None:

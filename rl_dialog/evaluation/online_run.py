@@ -4,7 +4,7 @@ in when that is no world but contexts of logs."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -144,14 +144,19 @@ class OnlineRun(OnlineSettings):
 def with_absolute_paths(config: Run) -> Run:
     """For learners, which do not share the working directory of whoever starts them."""
     named = ("model_name_or_path", "prior", "contexts", "data", "personas")
-    places = {name: _absolute(getattr(config, name)) for name in named}
-    scorers = (entry.partition("=") for entry in config.scorers)
-    models = tuple(f"{name}{equals}{_absolute(path)}" for name, equals, path in scorers)
-    return replace(config, scorers=models, **places)
+    places = {name: absolute(getattr(config, name)) for name in named}
+    return replace(config, scorers=absolute_scorers(config.scorers), **places)
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
+    """The path from the root, where there is something; else what it is, such as the name of a model."""
     return str(Path(path).absolute()) if path and Path(path).exists() else path
+
+
+def absolute_scorers(scorers: Sequence[str]) -> tuple[str, ...]:
+    """The same of models behind rewards, name=PATH."""
+    parts = (entry.partition("=") for entry in scorers)
+    return tuple(f"{name}{equals}{absolute(path)}" for name, equals, path in parts)
 
 
 def load_trainer(
@@ -193,7 +198,9 @@ def load_trainer(
         evaluate=evaluate,
         about_rewards=about_rewards,
         report=report,
-        describe=model_card(config, out.name, steered=policy.steering is not None),
+        describe=model_card(
+            config, out.name, steered=policy.steering is not None, labelled=about_rewards is not None
+        ),
         device=device,
     )
 
@@ -369,9 +376,9 @@ def decoding_of(config: OnlineRun) -> Decoding:
     return Decoding(**{name: getattr(config, name) for name in names}, num_generations=1)
 
 
-def model_card(config: OnlineRun, name: str, *, steered: bool = False) -> str:
+def model_card(config: OnlineRun, name: str, *, steered: bool = False, labelled: bool = False) -> str:
     """The README.md of a checkpoint: what it is, how it was made, how to use it. `steered`: by the values
-    that it started with."""
+    that it started with; `labelled`: with a reward that was learned from labels."""
     logged = f"{'openings' if config.self_play else 'contexts'} of {Path(config.contexts).name}"
     users = f"users by an endpoint, personas of {Path(config.personas).name}"
     world = config.env or (users if config.users else logged)
@@ -386,7 +393,7 @@ A dialog policy trained online with `{method_name(config.method)}` by rl_dialog.
 
 - method: `{config.method}`
 - world: {world}, {config.groups} groups of {config.group_size} episodes a round
-- rewards: {choosing.read_weights(config.rewards) or "the world's own"}
+- rewards: {"learned from labels" if labelled else choosing.read_weights(config.rewards) or "the world's own"}
 - started from: {Path(config.model_name_or_path).name}
 - seed: {config.seed}
 

@@ -59,6 +59,8 @@ class SharedTable(Table):
         view.say(messages if heard == spoke else [*view.messages, said], self.name)
         if heard != spoke:
             self.views.setdefault(heard, View()).see(messages, self.name)
+        for role, seen in info.get("views", {}).items():
+            self.views.setdefault(role, View()).see(seen, self.name)
         self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
         for role, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
             self.views.setdefault(role, View()).earn(None if self.failed is not None else value)

@@ -317,14 +317,23 @@ def judged_return(
     """`env_return` by other rewards than the world's, whose own is `eval/true_return`."""
     how = {"seed": seed, "batch_size": batch_size}
     played = play_episodes(policy, tokenizer, make_env, range(episodes), decoding, **how)
-    paid = [each.total for each in played if each.total is not None]
+    paid = [each.total for each in played]
     judged(played, judge)
-    figures = return_figures(played) | reward_figures(played)
-    if paid:
-        spread = float(np.std(paid, ddof=1)) if len(paid) > 1 else 0.0
-        figures["eval/true_return"] = float(np.mean(paid))
-        figures["eval/true_return_stderr"] = spread / float(np.sqrt(len(paid)))
-    return figures
+    return return_figures(played) | reward_figures(played) | true_return_figures(played, paid)
+
+
+def true_return_figures(played: Sequence[Episode], paid: Sequence[float | None]) -> dict[str, float]:
+    """What the world itself paid for episodes, where other rewards judge them; nothing where nobody pays."""
+    known = [
+        total
+        for each, total in zip(played, paid, strict=True)
+        if total is not None and WORLD in components_of(each.dialog)
+    ]
+    if not known:
+        return {}
+    spread = float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+    stderr = spread / float(np.sqrt(len(known)))
+    return {"eval/true_return": float(np.mean(known)), "eval/true_return_stderr": stderr}
 
 
 def self_play_return(
@@ -344,8 +353,9 @@ def self_play_return(
     played = [
         each for unit in playing.units(range(episodes)) for each in playing(policy, tokenizer, unit, other)
     ]
-    judged(played, judge)
     mine = [each for each in played if each.dialog.meta["player"] == LEARNER]
+    paid = [each.total for each in mine]
+    judged(played, judge)
     by_role: dict[str, list[float]] = {}
     for each in mine:
         if each.total is not None:
@@ -353,6 +363,7 @@ def self_play_return(
     return (
         return_figures(mine)
         | reward_figures(mine)
+        | true_return_figures(mine, paid)
         | {f"eval/return_{role}": float(np.mean(totals)) for role, totals in sorted(by_role.items())}
     )
 

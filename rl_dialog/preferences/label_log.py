@@ -253,6 +253,14 @@ class LabelLog:
                 for pair in connection.execute(select(QUERIES.c.first, QUERIES.c.second))
             }
 
+    def sides(self) -> dict[str, bool]:
+        """Segment -> whether its labels are for validation, of all that stand in a query; gold pairs do not
+        say it."""
+        told = select(QUERIES.c.first, QUERIES.c.second, QUERIES.c.validation).where(~GOLD)
+        with self._engine.begin() as connection:
+            rows = connection.execute(told).all()
+        return {segment: validation for *pair, validation in rows for segment in pair}
+
     def expire(self, seconds: float) -> int:
         """Open queries older than that, which nobody holds or has answered, are offered no more; how many. An
         answer that comes nevertheless counts."""

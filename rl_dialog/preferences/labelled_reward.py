@@ -14,7 +14,7 @@ In the folder of the run:
 
     labels.db, clips/    the label log and what it compares, for `label --run` and `fit_reward --run`
     rewards/12/          the reward model that was fitted before round 12 was learned from, as `fit_reward`
-                         writes one, and normaliser.json
+                         writes one, normaliser.json, and figures.json of its fitting
     asked.jsonl          what was asked in which round
 """
 
@@ -25,7 +25,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -34,13 +34,13 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import ROLES, Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.generation import Decoding, stream
 from rl_dialog.evaluation.openings import WORLD
 from rl_dialog.models.device import named_device
-from rl_dialog.models.text_reward import TextReward, check_base
+from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
 from rl_dialog.preferences.labellers import Oracle
@@ -61,15 +61,13 @@ from rl_dialog.preferences.reply_queries import value_of
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.schedule import AnnotationSchedule
 from rl_dialog.preferences.segments import Segment, Segments
-from rl_dialog.rewards import choose_rewards
-from rl_dialog.rewards.scorers import make_scorers
 
 LEARNED = "labels"  # the component of a reply's rewards that is learned here
-NEW = "new"  # in place of a model that the reward begins from: a small encoder
 KEPT = 3  # versions of the reward, and what came after the latest checkpoint
 LEAST = 20  # held-out pairs that say whether a reward is better than a coin
 LOOK = 1.0  # seconds between two looks at the label log by who waits for answers
 REMIND = 60.0  # seconds between two lines that say so
+Asked = tuple[Pair, bool]  # and whether it is held out
 TASKS = {"conversations": "In which conversation is the bot better?", "replies": "Which reply is better?"}
 
 
@@ -84,6 +82,7 @@ class LabelledReward:
         start: folder or hub name of the policy that learns.
         decoding: how the policy answers, where another reply is asked for.
         seed: of the choice of pairs, the reward's new weights and the oracle's coins.
+        world_pays: is there a reward of the world's own, to be kept beside?
     """
 
     def __init__(
@@ -96,14 +95,13 @@ class LabelledReward:
         start: str,
         decoding: Decoding,
         seed: int,
+        world_pays: bool = True,
         device: str = "cpu",
         say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self.settings, self.folder, self.group_size, self.decoding = settings, folder, group_size, decoding
-        self.seed, self.device, self.say = seed, device, say
-        self.base = "" if settings.model_name_or_path == NEW else settings.model_name_or_path or start
-        if self.base:
-            check_base(self.base)
+        self.seed, self.world_pays, self.device, self.say = seed, world_pays, device, say
+        self.base = settings.base_of(start)
         scale = settings.schedule_scale or max(1.0, total_rounds / 4)
         initial = min(settings.initial_labels, settings.budget)
         how = {"initial": initial, "kind": settings.schedule, "scale": scale}
@@ -114,7 +112,8 @@ class LabelledReward:
         self.oracle = self._oracle() if settings.labeller == "oracle" else None
         self.model: TextReward | None = None
         self.normaliser: dict[str, float] = {}
-        self.figures: dict[str, float] = {}
+        self.figures: dict[str, float] = {}  # of labels
+        self.fitted: dict[str, float] = {}  # of the model
         newest = max(_versions(folder / "rewards"), default=None)
         if newest is not None:
             self._load(newest)
@@ -133,6 +132,11 @@ class LabelledReward:
         wanted = self.schedule.labels_wanted(step)
         missing = max(0, wanted - sum(map(len, self.asked.values())))
         pairs = self._pairs(played, policy, tokenizer, step, missing)
+        if self.model is None and len(pairs) < missing:
+            self.say(
+                f"round {step}: asks about {len(pairs)} pairs in place of {missing}, because no more of what "
+                "was played differ and can be compared: the others are asked about in later rounds"
+            )
         self.asked[step] = self._ask(pairs, step)
         _write_asked(self.folder / "asked.jsonl", self.asked)
         if self.oracle is not None:
@@ -145,7 +149,7 @@ class LabelledReward:
 
     def _pairs(
         self, played: Sequence[Episode], policy: Any, tokenizer: Any, step: int, most: int
-    ) -> list[Pair]:
+    ) -> list[Asked]:
         """At most so many new pairs of what was played in a round: half of them at random, and of the rest
         those of which the reward is least sure."""
         if not most:
@@ -158,25 +162,43 @@ class LabelledReward:
             pairs = pairs_with_another_reply(played, policy, tokenizer, self.decoding, rng, **how)
         known = {query for queries in self.asked.values() for query in queries}
         different = {pair_id(a.id, b.id): (a, b) for a, b in pairs if a.id != b.id}
-        new = [pair for id, pair in different.items() if id not in known]
+        new = {id: pair for id, pair in different.items() if id not in known}
+        sides = self.log.sides()
         if self.model is None:
-            return new[:most]
-        drawn, rest = new[: most - most // 2], new[most - most // 2 :]
+            return self._on_one_side(new.values(), most, sides)
+        drawn = self._on_one_side(new.values(), most - most // 2, sides)
+        for (first, second), _ in drawn:
+            del new[pair_id(first.id, second.id)]
+        rest = list(new.values())
         scores = score(self.model, [spoken for pair in rest for spoken in pair])
         rest.sort(key=lambda pair: abs(scores[pair[0].id] - scores[pair[1].id]))
-        return drawn + rest[: most // 2]
+        return drawn + self._on_one_side(rest, most // 2, sides)
 
-    def _ask(self, pairs: Sequence[Pair], step: int) -> list[str]:
+    def _on_one_side(self, pairs: Iterable[Pair], most: int, sides: dict[str, bool]) -> list[Asked]:
+        """The first `most` that can be held out, or learned from, as a whole: what was said with several
+        partners stays on the side where it was said first. `sides` tells it, and is told."""
+        found = []
+        for pair in pairs:
+            told = {sides[spoken.id] for spoken in pair if spoken.id in sides}
+            if len(found) == most or len(told) > 1:
+                continue
+            split = split_of(pair[0], validation=self.settings.validation, seed=self.seed)
+            is_held_out = told.pop() if told else split == "validation"
+            sides |= {spoken.id: is_held_out for spoken in pair}
+            found.append((pair, is_held_out))
+        return found
+
+    def _ask(self, pairs: Sequence[Asked], step: int) -> list[str]:
         """Writes what is compared, then offers the queries; their ids."""
         task = self.settings.task or TASKS[self.settings.about]
         queries = []
-        for number, pair in enumerate(pairs):
-            is_held_out = (
-                split_of(pair[0], validation=self.settings.validation, seed=self.seed) == "validation"
-            )
+        for number, (pair, is_held_out) in enumerate(pairs):
             first, second = (self.segments.add(spoken) for spoken in pair)
             priority = step - number / (len(pairs) + 1)  # what the policy does by now comes first
-            about = {"task": task, "priority": priority, "reward_version": step}
+            role = pair[0].source.get("role", "")
+            has_name = role and role not in ROLES  # who plays the user is the bot, and the other one the user
+            told = f"{task} The bot's role is {role}." if has_name else task
+            about = {"task": told, "priority": priority, "reward_version": step}
             queries.append(NewQuery(first, second, **about, validation=is_held_out))
         self.log.add_queries(queries)
         return [pair_id(query.first, query.second) for query in queries]
@@ -188,17 +210,18 @@ class LabelledReward:
         how = asdict(settings.oracle) | {"seed": self.seed}
         if not settings.answers:
             return Oracle(truth=_true_return, **how)
-        [reward] = choose_rewards([settings.answers], scorers=make_scorers(settings.scorers)).values()
-        return Oracle(truth=lambda spoken: _truth(spoken, reward, settings.answers), **how)
+        reward = settings.reward_that_answers()
+        return Oracle(truth=lambda spoken: value_of(spoken, reward), **how)
 
     def _answer(self) -> None:
         """The oracle's answers to all that is open."""
         self.log.release("oracle")
         while queries := self.log.lease_many("oracle", 500):
-            choices = [
-                (query, self.oracle.choice(self.segments[query.left], self.segments[query.right]))
-                for query in queries
-            ]
+            choices = []
+            for query in queries:
+                sides = self.segments[query.left], self.segments[query.right]
+                can_tell = all(self.oracle.truth(side) is not None for side in sides)
+                choices.append((query, self.oracle.choice(*sides) if can_tell else "skip"))
             self.log.answer_many(choices, "oracle")
 
     def _answers(self, step: int) -> list[Answer]:
@@ -244,15 +267,15 @@ class LabelledReward:
         fit(reward, train, settings=settings.fitting, seed=self.seed)
         self.model = reward.eval()
         self.normaliser = {"labels": _labels(answers), **_normaliser(reward, train)}
-        self._save(step)
-        self._say_if_nothing_is_explained(test, step)
-        self.figures |= {
+        self.fitted = {
             "pref/version": step,
             "pref/pairs": len(train),
             "pref/accuracy": _accuracy(reward, train),
             **({"pref/held_out_accuracy": _accuracy(reward, test)} if _decided(test) else {}),
             "pref/fitting_s": time.perf_counter() - began,
         }
+        self._save(step)
+        self._say_if_nothing_is_explained(test, step)
 
     def _say_if_nothing_is_explained(self, test: Sequence[ReplyPair], step: int) -> None:
         """A policy follows any reward, also one that was fitted to noise: then what people want may fall."""
@@ -272,7 +295,7 @@ class LabelledReward:
         reward."""
         replies = [dialog.messages[i] for i in dialog.replies]
         for reply in replies:
-            if reply.get("reward") is not None:
+            if self.world_pays and reply.get("reward") is not None:
                 reply["rewards"] = {**reply.get("rewards", {}), WORLD: reply["reward"]}
             reply["reward"] = None
         if self.model is None:
@@ -286,7 +309,7 @@ class LabelledReward:
 
     def figures_now(self) -> dict[str, float]:
         """How asking and learning stand, for the metrics of a round."""
-        return dict(self.figures)
+        return self.figures | self.fitted
 
     # What stays
 
@@ -297,7 +320,7 @@ class LabelledReward:
         for version in later:
             shutil.rmtree(self.folder / "rewards" / str(version))
         if later:
-            self.model, self.normaliser = None, {}
+            self.model, self.normaliser, self.fitted = None, {}, {}
             newest = max(_versions(self.folder / "rewards"), default=None)
             if newest is not None:
                 self._load(newest)
@@ -306,6 +329,7 @@ class LabelledReward:
         def fill(directory: Path) -> None:
             self.model.save_pretrained(directory)
             write_json(directory / "normaliser.json", self.normaliser)
+            write_json(directory / "figures.json", self.fitted)
 
         write_atomically(self.folder / "rewards" / str(step), fill)
         for old in self._needless():
@@ -323,20 +347,13 @@ class LabelledReward:
         place = self.folder / "rewards" / str(version)
         self.model = TextReward.from_pretrained(place).to(named_device(self.device))
         self.normaliser = json.loads((place / "normaliser.json").read_text(encoding="utf-8"))
+        figures = place / "figures.json"  # which the first runs did not keep
+        self.fitted = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
 
 
 def _true_return(spoken: Segment) -> float:
     """What the world paid for a conversation; an episode that was not scored is worth nothing."""
     return float(spoken.source.get("return") or 0.0)
-
-
-def _truth(spoken: Segment, reward: Any, name: str) -> float:
-    value = value_of(spoken, reward)
-    if value is None:
-        raise UserError(
-            f"--preferences.answers {name}: expected a value of every reply, got none of {spoken}"
-        )
-    return value
 
 
 def _labels(answers: Sequence[Answer]) -> int:

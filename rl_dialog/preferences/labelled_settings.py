@@ -7,8 +7,25 @@ from typing import Literal
 
 from rl_dialog.config import at_least
 from rl_dialog.errors import UserError
+from rl_dialog.models.text_reward import check_base
 from rl_dialog.preferences.reply_fitting import Fitting
+from rl_dialog.preferences.reply_queries import value_of
+from rl_dialog.preferences.segments import Conversation, Reply
 from rl_dialog.preferences.settings import OracleSettings
+from rl_dialog.rewards import REWARDS, Reward, choose_rewards
+from rl_dialog.rewards.scorers import make_scorers
+
+NEW = "new"  # in place of a model that the reward begins from: a small encoder
+PROBE = [
+    {"role": "user", "content": "Hello, I would like a table."},
+    {"role": "assistant", "content": "Good evening! For how many people shall it be?"},
+    {"role": "user", "content": "For two, please. Thank you!"},
+]
+# What a reward is asked about before anything is played.
+PROBES = {
+    "conversations": Conversation(PROBE[:1], PROBE[1:]),
+    "replies": Reply(PROBE[:1], PROBE[1]["content"]),
+}
 
 
 @dataclass(frozen=True)
@@ -64,8 +81,35 @@ class LabelledRewardSettings:
         """Is anybody?"""
         return self.labeller != "none"
 
-    def check(self, *, groups: int, group_size: int) -> None:
-        """What can be known to fail before anything is played. Raises UserError."""
+    def base_of(self, start: str) -> str:
+        """What each reward model begins from where the policy's start is `start`; empty for a new encoder."""
+        return "" if self.model_name_or_path == NEW else self.model_name_or_path or start
+
+    def check_models(self, start: str) -> None:
+        """That there are those which it begins from and which answer. Raises UserError."""
+        if base := self.base_of(start):
+            check_base(base)
+        if self.answers:
+            self.reward_that_answers()
+
+    def reward_that_answers(self) -> Reward:
+        """The one that `answers` names, with its models. Raises UserError for one that there is not, and for
+        one of ours that says nothing of what is compared."""
+        [reward] = choose_rewards([self.answers], scorers=make_scorers(self.scorers)).values()
+        if self.answers in REWARDS and value_of(PROBES[self.about], reward) is None:
+            needs = {"conversations": "conversation", "replies": "new reply by itself"}[self.about]
+            raise UserError(
+                f"--preferences.answers {self.answers}: expected a reward that judges a {needs}, got one "
+                "that says nothing of it"
+            )
+        return reward
+
+    def check(self, *, groups: int, group_size: int, roles: int | None, world_pays: bool) -> None:
+        """What can be known to fail before anything is loaded. Raises UserError.
+
+        roles: that the policy learns in each group; None where the world knows. world_pays: has it a reward
+        of its own?
+        """
         at_least(self, budget=1, initial_labels=1, max_behind=-1, refit=0, max_length=16)
         if not 0 <= self.validation < 1:
             raise UserError(
@@ -81,8 +125,8 @@ class LabelledRewardSettings:
                 f"--group_size {group_size}: expected at least 2, because conversations of one group are "
                 "compared; --preferences.about replies compares single replies"
             )
-        most = groups * group_size * (group_size - 1) // 2
-        if self.about == "conversations" and self.initial_labels > most:
+        most = groups * group_size * (group_size - 1) // 2 * (roles or 1)
+        if self.about == "conversations" and roles and self.initial_labels > most:
             raise UserError(
                 f"--preferences.initial_labels {self.initial_labels}: expected at most the pairs of a round, "
                 f"{most} in {groups} groups of {group_size}: set --groups higher, or ask for fewer"
@@ -91,6 +135,11 @@ class LabelledRewardSettings:
             raise UserError(
                 "--preferences.labeller oracle: expected --preferences.answers REWARD, which judges replies; "
                 "the world's own reward judges conversations"
+            )
+        if self.labeller == "oracle" and not self.answers and not world_pays:
+            raise UserError(
+                "--preferences.labeller oracle: expected --preferences.answers REWARD, because nobody pays "
+                "where --users talk, or two copies from --contexts"
             )
         if self.labeller != "oracle" and self.answers:
             raise UserError("--preferences.answers: expected --preferences.labeller oracle")

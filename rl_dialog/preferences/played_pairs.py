@@ -4,6 +4,7 @@ one that the policy might have given."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -26,20 +27,22 @@ def pairs_of_groups(
     """Pairs of conversations of one group and role, which begin alike, in an order in which each conversation
     comes once before any comes twice.
 
+    What they have in common before the first reply is their context. Who does not speak first in self-play
+    has heard something else in each of them: that is a part of the conversation.
+
     scored: only those that the world has paid for.
     """
-    groups: dict[tuple[int, str], list[Conversation]] = {}
+    groups: dict[tuple[int, str], list[Episode]] = {}
     for episode in played:
         if _is_learned(episode) and not (scored and episode.total is None):
             key = episode.index // group_size, episode.dialog.meta.get("role", "")
-            groups.setdefault(key, []).append(conversation_of_episode(episode))
+            groups.setdefault(key, []).append(episode)
     turns: dict[int, list[Pair]] = {}
-    for group in groups.values():
+    for group in map(_conversations, groups.values()):
         shuffled = [group[i] for i in rng.permutation(len(group))]
         for turn, pairs in enumerate(_tournament(len(shuffled))):
             turns.setdefault(turn, []).extend((shuffled[a], shuffled[b]) for a, b in pairs)
-    mixed = (turns[turn][i] for turn in sorted(turns) for i in rng.permutation(len(turns[turn])))
-    return [(a, b) for a, b in mixed if list(a.context) == list(b.context)]
+    return [turns[turn][i] for turn in sorted(turns) for i in rng.permutation(len(turns[turn]))]
 
 
 def pairs_with_another_reply(
@@ -70,12 +73,21 @@ def pairs_with_another_reply(
     ]
 
 
-def conversation_of_episode(episode: Episode) -> Conversation:
-    """It from its first reply on, with its true return for oracles and reports."""
-    dialog = episode.dialog
-    plain = [{"role": message["role"], "content": said(message)} for message in dialog.messages]
-    first = dialog.replies[0]
-    return Conversation(plain[:first], plain[first:], {**_source(episode), "return": episode.total})
+def _conversations(group: Sequence[Episode]) -> list[Conversation]:
+    """What comes behind what all of them have in common before the first reply, with the true returns for
+    oracles and reports."""
+    told = [
+        [{"role": message["role"], "content": said(message)} for message in episode.dialog.messages]
+        for episode in group
+    ]
+    before = [plain[: episode.dialog.replies[0]] for plain, episode in zip(told, group, strict=True)]
+    alike = sum(
+        1 for _ in takewhile(lambda those: all(one == those[0] for one in those), zip(*before, strict=False))
+    )
+    return [
+        Conversation(plain[:alike], plain[alike:], {**_source(episode), "return": episode.total})
+        for plain, episode in zip(told, group, strict=True)
+    ]
 
 
 def _is_learned(episode: Episode) -> bool:
@@ -85,9 +97,11 @@ def _is_learned(episode: Episode) -> bool:
 
 
 def _source(episode: Episode) -> dict[str, Any]:
-    """Where it is from; conversations with one partner stay on one side of a split."""
+    """Where it is from, and whose words they are where a world has several roles; conversations with one
+    partner stay on one side of a split."""
     dialog = episode.dialog
-    return {"dialog": dialog.id, "conversation": f"{dialog.source}-{dialog.meta.get('seed', dialog.id)}"}
+    source = {"dialog": dialog.id, "conversation": f"{dialog.source}-{dialog.meta.get('seed', dialog.id)}"}
+    return source | {name: dialog.meta[name] for name in ("role",) if name in dialog.meta}
 
 
 def _tournament(players: int) -> list[list[tuple[int, int]]]:

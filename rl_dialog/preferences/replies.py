@@ -16,7 +16,7 @@ from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.schema import Dialog, said
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.segments import Clip, Reply, Segment, Spoken
+from rl_dialog.preferences.segments import Clip, Conversation, Reply, Segment, Spoken
 
 JUDGED = ("reward", "rewards", "feedback")  # what a message says of its reply
 
@@ -129,13 +129,15 @@ def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int,
             yield i, Reply(plain[:i], plain[i]["content"], source)
 
 
-def as_dialog(reply: Reply) -> Dialog:
-    """The reply as a Dialog that rewards can judge: its context counts for nothing, and what was said of the
-    reply stands in its message."""
+def as_dialog(reply: Spoken) -> Dialog:
+    """The reply, or the conversation, as a Dialog that rewards can judge: its context counts for nothing, and
+    what was said of the reply stands in its message."""
     context = [
         {**message, "weight": 0} if message["role"] == "assistant" else dict(message)
         for message in reply.context
     ]
+    if isinstance(reply, Conversation):
+        return Dialog(reply.id, [*context, *map(dict, reply.messages)])
     judged = {name: reply.source[name] for name in JUDGED if name in reply.source}
     return Dialog(reply.id, [*context, {"role": "assistant", "content": reply.text, **judged}])
 

@@ -17,7 +17,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.labels import NewQuery, pair_id
-from rl_dialog.preferences.replies import Rating, as_dialog, by_context, judged_in, replies_of, split_of
+from rl_dialog.preferences.replies import Rating, as_dialog, by_context, replies_of, split_of
 from rl_dialog.preferences.reply_fitting import score
 from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments, Spoken
 from rl_dialog.rewards import Reward, choose_rewards
@@ -181,12 +181,11 @@ def answer_by_reward(questions: ReplyQuestions, log: LabelLog, segments: Segment
 
 
 def value_of(spoken: Segment, reward: Reward) -> float | None:
-    """What a reward gives the reply, or all replies of a conversation together; None where it does not
-    apply."""
+    """What a reward gives the reply, or all replies of a conversation together, which it sees as a whole;
+    None where it does not apply."""
     if isinstance(spoken, Clip):
         raise UserError(f"expected replies to answer for, got a clip of an environment, {spoken.id}")
-    values = [list(reward(as_dialog(reply)))[-1] for reply in judged_in(spoken)]
-    known = [value for value in values if value is not None]
+    known = [value for value in reward(as_dialog(spoken)) if value is not None]
     return sum(known) if known else None
 
 

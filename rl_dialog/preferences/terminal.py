@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.align import Align
@@ -29,7 +29,7 @@ from rl_dialog.preferences.label_log import LabelLog, Query
 from rl_dialog.preferences.labels import STRENGTHS, Remarks
 from rl_dialog.preferences.plan import Plan
 from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.segments import Clip, Segment, Segments
+from rl_dialog.preferences.segments import Clip, Conversation, Segment, Segments
 from rl_dialog.preferences.terminal_screen import (
     ASCII_SHADES,
     SHADES,
@@ -45,6 +45,7 @@ EMPTY = 0.5  # seconds between two questions for a pair while there is none
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)
 REASON_KEYS = "1234567890ab"
 CHOICES = {"left": "left", "right": "right", "tie": "equal", "skip": "can't tell"}
+NAMES = {"assistant": "bot"}  # of roles that the task speaks of by another name
 HELP = ("L left", "R right", "E equal", "blank can't tell", "U undo", "P break", "+ - speed", "Q quit")
 LONGEST_FLAG = 500  # characters
 
@@ -380,18 +381,34 @@ class TerminalLabeller:
         return at
 
     def _replies(self, left: Segment, right: Segment) -> Callable[[float], RenderableType]:
-        talk = Text(
-            "\n".join(self._shown(f"{message['role']}> {message['content']}") for message in left.context)
-        )
+        talk = Text(self._lines(left.context))
         table = Table.grid(expand=True, padding=(0, 1))
         table.add_column(ratio=1)
         table.add_column(ratio=1)
         sides = (("Left", left), ("Right", right))
         table.add_row(
-            *(Panel(Text(self._shown(reply.text) or "(an empty reply)"), title=name) for name, reply in sides)
+            *(
+                Panel(
+                    Text(
+                        self._lines(spoken.messages)
+                        if isinstance(spoken, Conversation)
+                        else self._shown(spoken.text) or "(an empty reply)"
+                    ),
+                    title=name,
+                )
+                for name, spoken in sides
+            )
         )
-        view = Group(Panel(talk, title="The conversation so far", border_style="dim"), table)
+        before = [Panel(talk, title="The conversation so far", border_style="dim")] if left.context else []
+        view = Group(*before, table)
         return lambda _: view
+
+    def _lines(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Each message behind who said it, as the page calls them."""
+        return "\n".join(
+            self._shown(f"{NAMES.get(message['role'], message['role'])}> {message['content']}")
+            for message in messages
+        )
 
     def _shown(self, text: str) -> str:
         """The text, harmless, with escapes also for what the terminal's encoding does not have, because two

@@ -18,6 +18,8 @@ from pipelines import online
 from pipelines.online import OnlineConfig
 from rl_dialog.cluster.data import connect
 from rl_dialog.methods import RLOO
+from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
+from rl_dialog.preferences.reply_fitting import Fitting
 from tests.envs.chat_server import chat_server
 from tests.evaluation.test_self_play import Bidding
 
@@ -110,9 +112,14 @@ def result_of(folder: Path) -> tuple[bytes, list[tuple[str, bytes]], list[dict]]
     weights = (folder / (folder / "latest").read_text().strip() / "model.safetensors").read_bytes()
     logs = sorted((path.name, path.read_bytes()) for path in (folder / "rollouts").iterdir())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    return weights, logs, [
-        {name: value for name, value in line.items() if name.startswith(("train", "eval"))} for line in lines
-    ]
+    return (
+        weights,
+        logs,
+        [
+            {name: value for name, value in line.items() if name.startswith(("train", "eval"))}
+            for line in lines
+        ],
+    )
 
 
 def killed_one(cluster: Path) -> str:
@@ -175,9 +182,7 @@ def test_a_killed_driver_goes_on_without_losing_or_doubling_an_episode(config, t
 
 def test_self_play_on_actors(config, tmp_path, cluster) -> None:  # noqa: ANN001
     """The copy's weights travel by version too."""
-    config = replace(
-        config, env=f"{Bidding.__module__}:Bidding", self_play=True, opponent_lag=1, max_steps=3
-    )
+    config = replace(config, env=f"{Bidding.__module__}:Bidding", self_play=True, opponent_lag=1, max_steps=3)
     alone, actors = ran(config, tmp_path / "0"), ran(config, tmp_path / "2", num_workers=2)
     assert alone == actors
 
@@ -208,6 +213,25 @@ def test_actors_talk_with_users_behind_an_endpoint(config, tmp_path, cluster) ->
 def test_one_learner_on_ray_gives_the_same_bits(config, alone, tmp_path, cluster) -> None:  # noqa: ANN001
     """As a learner in this process, with an actor that plays."""
     assert ran(config, tmp_path / "learner", num_learners=1, num_workers=1) == alone
+
+
+def test_preferences_are_learned_alike_by_actors_and_several_learners(config, tmp_path, cluster) -> None:  # noqa: ANN001
+    """Two actors play and two learners learn: one of them asks, and the figures are those of one process up
+    to the rounding of sums."""
+    how = {"initial_labels": 12, "budget": 20, "max_length": 64, "fitting": Fitting(learning_rate=3e-3)}
+    asked = LabelledRewardSettings(labeller="oracle", validation=0.0, **how)
+    config = replace(config, preferences=asked, max_steps=3, eval_steps=0, save_steps=3)
+    ran(config, tmp_path / "alone")
+    ran(config, tmp_path / "many", num_workers=2, num_learners=2)
+    (one, many), (their, of_many) = (
+        [(tmp_path / name / file).read_text().splitlines() for name in ("alone", "many")]
+        for file in ("metrics.jsonl", "asked.jsonl")
+    )
+    assert their == of_many and len(their) == 3
+    for line, other in zip(map(json.loads, one), map(json.loads, many), strict=True):
+        told = {name: value for name, value in line.items() if name.startswith(("train", "eval", "pref"))}
+        told.pop("pref/fitting_s", None)
+        assert {name: other[name] for name in told} == pytest.approx(told, rel=1e-3, abs=1e-4)
 
 
 def test_a_killed_learner_goes_on_without_losing_or_doubling_an_episode(config, tmp_path, cluster) -> None:  # noqa: ANN001

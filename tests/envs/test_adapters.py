@@ -116,11 +116,14 @@ def test_a_pickled_game_goes_on_as_it_would_have(textarena):
 
 
 def test_rewards_are_the_players_own(textarena):
-    """Both roles of the same games: what one wins the other loses, and the sides add up over the game."""
+    """Both roles of the same games: what one wins the other loses, and the sides add up over the game. Both
+    learn how it ended."""
     for seed in range(4):
         both = random_legal("textarena:TicTacToe-v0?opponent=self", seed)
         assert both.end == "terminated"
         assert sum(both.returns.values()) == 0 and set(both.dialogs) == {"player_0", "player_1"}
+        last = [dialog.messages[-1] for dialog in both.dialogs.values()]
+        assert all(each["role"] == "user" and "[GAME] The game is over." in each["content"] for each in last)
     first = text_env("textarena:Nim-v0?piles=[2]")()
     first.reset(seed=0)
     assert first.step("[0 2]")[1:3] == (1.0, True)

@@ -39,9 +39,12 @@ class Bidding:
         self.views[me].append({"role": "assistant", "content": reply})
         self.views[1 - me].append({"role": "user", "content": f"other: {reply}"})
         over, earned = len(self.said) == 3, {f"bidder_{me}": float(len(reply))}
+        told = {"role": f"bidder_{1 - me}"}
         if over:
             earned[f"bidder_{1 - me}"] = -float(len(reply))
-        return list(self.views[1 - me]), earned, over, False, {"role": f"bidder_{1 - me}"}
+            self.views[me].append({"role": "user", "content": "sold"})
+            told["views"] = {f"bidder_{me}": list(self.views[me])}
+        return list(self.views[1 - me]), earned, over, False, told
 
 
 class Unfair(Bidding):
@@ -85,6 +88,7 @@ def test_each_role_is_an_episode_with_what_it_earned(policy, tokenizer, tmp_path
         answer = second.messages[second.replies[0]]["content"]
         heard = [m["content"] for m in second.messages[1:]]
         assert heard == [f"other: {said[0]}", answer, f"other: {said[1]}"]
+        assert first.messages[-1] == {"role": "user", "content": "sold"}  # who had the last word, too
         assert [first.messages[i]["reward"] for i in first.replies] == [len(said[0]), len(said[1])]
         assert second.messages[second.replies[0]]["reward"] == len(answer) - len(said[1])
     for each in found:

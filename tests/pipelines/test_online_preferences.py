@@ -21,6 +21,7 @@ from rl_dialog.preferences.labelled_reward import LabelledReward
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
 from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.segments import Conversation, Reply, Segments
+from tests.envs.chat_server import chat_server
 
 WORLD = '''
 import numpy as np
@@ -34,8 +35,26 @@ class Vowels:
         self.messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "and you?"}]
         return list(self.messages), vowels_in(reply), len(self.messages) > 4, False, {}
 
+class Talk:
+    """Two bots speak in turn, twice each, and are paid for their own vowels; it always begins alike."""
+    def reset(self, *, seed=None):
+        self.views, self.said = {role: [{"role": "user", "content": "begin"}] for role in ("ann", "bob")}, 0
+        return list(self.views["ann"]), {"role": "ann"}
+    def step(self, reply):
+        me, other = ("ann", "bob")[:: 1 - 2 * (self.said % 2)]
+        self.said += 1
+        self.views[me].append({"role": "assistant", "content": reply})
+        self.views[other].append({"role": "user", "content": reply})
+        over = self.said == 4
+        return list(self.views[other]), {me: vowels_in(reply)}, over, False, {"role": other}
+
 def vowels_in(text):
     return float(sum(text.count(letter) for letter in "aeiou"))
+
+def heard(dialog):
+    """The letters that the user has heard in the end, of which a multiple of five says nothing."""
+    told = [m["content"].rpartition(" ")[2] for m in dialog.messages if "I heard" in m["content"]]
+    return [float(told[-1]) if int(told[-1]) % 5 else None for _ in dialog.replies]
 
 def vowels(dialog):
     """The vowels of each reply."""
@@ -136,6 +155,79 @@ def test_versions_that_nobody_goes_on_from_are_forgotten(config) -> None:  # noq
     assert versions == [5, 6, 7, 8, 9]  # three of before checkpoint-8, and what came after it
 
 
+def asked_of(out: Path) -> list[tuple[Conversation | Reply, Conversation | Reply]]:
+    """What was compared, in the order of the answers."""
+    segments = Segments(out / "clips")
+    return [(segments[each.first], segments[each.second]) for each in _log(out).labels()]
+
+
+def test_in_self_play_each_role_is_compared_with_itself(config, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
+    """Who speaks second, too, whose conversations begin with other words of the first. The same words with
+    another partner stay on one side of the split, also in a run that was stopped and goes on."""
+    often = replace(config.preferences, initial_labels=50, budget=100, validation=0.5, schedule="constant")
+    short = {"groups": 4, "max_steps": 4, "eval_steps": 2, "env_episodes": 8, "max_new_tokens": 1, "top_k": 4}
+    config = replace(config, env="vowels_world:Talk", self_play=True, preferences=often, **short)
+    online.main(config)
+    out, half = Path(config.output_dir), tmp_path / "half"
+    pairs = asked_of(out)
+    assert {(a.source["role"], b.source["role"]) for a, b in pairs} == {("ann", "ann"), ("bob", "bob")}
+    assert any(len({each.messages[0]["content"] for each in pair}) == 2 for pair in pairs)
+    assert all([m["content"] for m in a.context] == ["begin"] for a, _ in pairs if a.source["role"] == "ann")
+    tasks = {f"In which conversation is the bot better? The bot's role is {role}." for role in ("ann", "bob")}
+    assert _log(out).usual_task() in tasks
+    whole = lines(out)
+    assert all("eval/true_return" in line for line in whole if "eval/failed" in line)
+    assert {"train/return_ann", "train/return_bob", "train/true_return"} <= whole[1].keys()
+
+    meet = LabelledReward.meet
+
+    def stop(self, played, policy, tokenizer, step: int) -> None:  # noqa: ANN001
+        meet(self, played, policy, tokenizer, step)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LabelledReward, "meet", stop)
+    with pytest.raises(KeyboardInterrupt):
+        online.main(replace(config, output_dir=str(half)))
+    monkeypatch.setattr(LabelledReward, "meet", meet)
+    online.main(replace(config, output_dir=str(half), resume=True))
+    assert (half / "asked.jsonl").read_bytes() == (out / "asked.jsonl").read_bytes()
+    told = [
+        {n: v for n, v in line.items() if n.startswith(("train", "eval", "pref")) and not n.endswith("_s")}
+        for line in (whole[-1], lines(half)[-1])
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.slow
+def test_conversations_with_users_behind_an_endpoint_are_compared(config, tmp_path: Path) -> None:  # noqa: ANN001
+    """Of one person each pair; what people said to a reply counts where a reward answers for those who see
+    all of it. It judges the conversation as a whole, and skips one of which it says nothing."""
+    people = [{"name": name, "system": f"You are {name}."} for name in ("ada", "bo", "cy")]
+    (tmp_path / "people.jsonl").write_text("\n".join(map(json.dumps, people)))
+
+    def answer(request: dict) -> str:
+        system, *_, last = request["messages"]
+        return f"{system['content']} I heard {len(last['content'])}"
+
+    asked = replace(config.preferences, answers="vowels_world:heard", initial_labels=20, budget=40)
+    with chat_server(answer) as server:
+        users = {"env": "", "users": server.url, "personas": str(tmp_path / "people.jsonl"), "user_turns": 2}
+        talking = replace(config, **users, preferences=asked, max_steps=2, env_episodes=4)
+        online.main(talking)
+        out = Path(config.output_dir)
+        pairs = asked_of(out)
+        assert len(pairs) > 25 and all(a.context == b.context for a, b in pairs)
+        assert all("I heard" in each.messages[-1]["content"] for pair in pairs for each in pair)
+        assert _log(out).counts()["skipped"] > 0
+        assert all("eval/true_return" not in line and "train/true_return" not in line for line in lines(out))
+        replies = replace(asked, about="replies", answers="vowels_world:vowels")
+        online.main(replace(talking, preferences=replies, output_dir=str(tmp_path / "replies")))
+    pairs = asked_of(tmp_path / "replies")
+    assert all(a.context == b.context and a.text != b.text for a, b in pairs)
+    assert {len(a.context) for a, _ in pairs} == {1, 3}
+
+
 def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> None:  # noqa: ANN001
     """One person answers in the folder of the run, as `label --run` does."""
     monkeypatch.setattr(labelled_reward, "LOOK", 0.05)
@@ -207,7 +299,17 @@ def test_labels_that_prefer_nothing_end_the_run(config) -> None:  # noqa: ANN001
     ("of_run", "of_labels", "message"),
     [
         ({"rewards": {"question": 1.0}}, {}, "expected no --rewards.NAME WEIGHT"),
-        ({"env": "", "contexts": "data"}, {}, "expected --env or --users"),
+        ({"env": "", "contexts": "data"}, {}, "expected --env, --users, or --self_play from contexts"),
+        ({"env": "", "contexts": "data", "self_play": True}, {}, "expected --preferences.answers REWARD"),
+        ({"env": "", "users": "http://x/v1", "personas": "x"}, {}, "nobody pays where --users talk"),
+        (
+            {"env": "", "contexts": "data", "self_play": True},
+            {"answers": "question", "initial_labels": 73},
+            "the pairs of a round, 72 in 6 groups of 4",
+        ),
+        ({}, {"answers": "vowel"}, "unknown reward 'vowel'"),
+        ({}, {"answers": "vote"}, "expected a reward that judges a conversation"),
+        ({}, {"about": "replies", "answers": "answer_length"}, "a reward that judges a new reply by itself"),
         ({}, {"initial_labels": 200, "budget": 100}, "expected at most the budget of 100"),
         ({}, {"initial_labels": 37}, "expected at most the pairs of a round, 36 in 6 groups of 4"),
         ({}, {"about": "replies"}, "expected --preferences.answers REWARD"),
@@ -222,3 +324,4 @@ def test_what_can_be_known_to_fail_is_told_first(config, of_run, of_labels, mess
     asked = replace(config.preferences, **of_labels)
     with pytest.raises(UserError, match=message):
         online.main(replace(config, preferences=asked, **of_run))
+    assert not Path(config.output_dir).exists()

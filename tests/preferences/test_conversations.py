@@ -71,7 +71,8 @@ def test_each_reply_is_judged_behind_what_was_said_before_it() -> None:
     assert [m["content"] for m in conversation_of(second)] == ["hello", "one", "go on", "two"]
     reply = Reply(OPENING, "one")
     assert judged_in(reply) == [reply]
-    assert value_of(talk("one", "two"), lambda dialog: [float(len(dialog.messages))]) == 2 + 4
+    whole = lambda dialog: [float(len(dialog.messages))] * len(dialog.replies)  # noqa: E731
+    assert value_of(talk("one", "two"), whole) == 4 + 4
 
 
 def test_conversations_with_one_partner_stay_on_one_side_of_a_split() -> None:
@@ -222,6 +223,31 @@ def test_who_failed_is_not_compared_and_roles_are_compared_apart() -> None:
     }
     assert texts(True) == {("a", "b")}
     assert texts(False) == {("a", "b"), ("e", "g")}
+
+
+def test_who_speaks_second_is_compared_behind_what_all_have_heard() -> None:
+    """In self-play the other's first words differ; they are a part of what is compared."""
+    played = [
+        Episode(
+            index,
+            Dialog(
+                str(index),
+                [
+                    *OPENING,
+                    {"role": "user", "content": heard},
+                    {"role": "assistant", "content": "so", "reward": 1.0},
+                ],
+                meta={"seed": 0, "role": "seller"},
+            ),
+            [],
+            "terminated",
+        )
+        for index, heard in enumerate(["five", "six"])
+    ]
+    [(one, other)] = pairs_of_groups(played, 4, np.random.default_rng(0), scored=True)
+    assert one.context == other.context == OPENING and one.source["role"] == "seller"
+    assert {one.text, other.text} == {f"user> {heard}\nassistant> so" for heard in ("five", "six")}
+    assert [len(judged_in(each)) for each in (one, other)] == [1, 1]
 
 
 def test_a_pretrained_model_takes_shorter_steps(tmp_path, make_policy, tokenizer) -> None:
