@@ -161,6 +161,7 @@ def asked_of(out: Path) -> list[tuple[Conversation | Reply, Conversation | Reply
     return [(segments[each.first], segments[each.second]) for each in _log(out).labels()]
 
 
+@pytest.mark.slow
 def test_in_self_play_each_role_is_compared_with_itself(config, tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
     """Who speaks second, too, whose conversations begin with other words of the first. The same words with
     another partner stay on one side of the split, also in a run that was stopped and goes on."""
