@@ -15,6 +15,7 @@ from ray._private import state  # the state API proper asks the dashboard, which
 
 SOON = 20.0  # seconds without a place after which it is said for the first time; then twice as long each time
 IDLE = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of every Ray, and doing nothing
+OF_RAY = ("ray::", "ray-dashboard-")  # jobs that its dashboard runs, for those who submit and deploy
 LOOK = 5.0  # seconds between two looks
 
 
@@ -97,9 +98,10 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _others(job: str) -> str:
-    """The other jobs of the cluster, by what their drivers run."""
-    others = [each for each in state.jobs() if not each["IsDead"] and each["JobID"] != job]
-    named = [f"{each['JobID']} ({each.get('Entrypoint', '')[:80]})" for each in others[:3]]
+    """The other jobs of the cluster, by what their drivers run; those of Ray's dashboard hold nothing."""
+    others = {each["JobID"]: each.get("Entrypoint", "") for each in state.jobs() if not each["IsDead"]}
+    theirs = [name for name, runs in others.items() if name != job and not runs.startswith(OF_RAY)]
+    named = [f"{name} ({others[name][:80]})" for name in theirs[:3]]
     return f"; other jobs on it: {', '.join(named)}" if named else ""
 
 

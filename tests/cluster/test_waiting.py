@@ -119,6 +119,18 @@ def test_a_job_beside_another_ray_says_so(tmp_path: Path) -> None:
         other.send_signal(signal.SIGINT)
 
 
+def test_the_jobs_of_rays_own_dashboard_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {
+        "01": 'ray::DashboardAgent "" ""',
+        "02": "ray-dashboard-ServeHead-0 (python)",
+        "03": "python a.py",
+    }
+    jobs = [{"JobID": name, "IsDead": False, "Entrypoint": line} for name, line in runs.items()]
+    monkeypatch.setattr(waiting.state, "jobs", lambda: [*jobs, {"JobID": "04", "IsDead": True}])
+    assert waiting._others("05") == "; other jobs on it: 03 (python a.py)"
+    assert waiting._others("03") == ""
+
+
 @pytest.mark.slow
 def test_a_job_whose_cores_another_job_holds_says_so_and_goes_on(monkeypatch, capfd) -> None:
     monkeypatch.setattr(waiting, "SOON", 1.0)

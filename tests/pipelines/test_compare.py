@@ -20,10 +20,13 @@ import pytest
 import yaml
 
 from envs import write_logs_of
-from pipelines import compare
+from pipelines import compare, stages
 from pipelines.compare import CompareConfig, main
 from rl_dialog.cluster import experiment
+from rl_dialog.data.schema import Dialog
+from rl_dialog.data.splits import assign_split
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.comparison_file import read_comparison
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -79,6 +82,18 @@ def test_worlds_write_their_logs_by_their_class_or_their_module(tmp_path: Path) 
         path = tmp_path / world / "logs.jsonl"
         write_logs_of({"world": world, "dialogs": 11, "seed": 1}, path)
         assert len(path.read_text(encoding="utf-8").splitlines()) == 11
+
+
+def test_worlds_are_evaluated_on_a_split_that_holds_dialogs(tmp_path: Path) -> None:
+    """Equal walks stay together: of the three that toy_graph has none is in the split for testing."""
+    tasks = read_comparison(ROOT / "tune_configs" / "compare_worlds.yaml").tasks
+    for name in ("branches", "graph_7"):
+        path = tmp_path / f"{name}.jsonl"
+        write_logs_of(tasks[name].write_logs | {"dialogs": 300}, path)
+        asked = stages.prepare_config(tasks[name], tmp_path)
+        dialogs = [Dialog.from_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        held = {assign_split(dialog, asked.validation, asked.test, by=asked.split_by) for dialog in dialogs}
+        assert (stages.evaluate_config(tasks[name], tmp_path, ["bc"]).split or "test") in held
 
 
 def test_from_logs_to_table_and_again(
