@@ -226,7 +226,7 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
     one."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     try:
         shape = {"workers": 2, "envs": 2, "renew_every": 2}
         told = []
