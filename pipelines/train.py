@@ -91,6 +91,7 @@ def main(config: TrainConfig) -> dict[str, Any]:
 
 
 def _train(config: TrainConfig, out: Path) -> None:
+    """In this process, or by workers of Ray Train where there are to be some or a cluster is there."""
     cluster = config.address or os.environ.get("RAY_ADDRESS") or ray.is_initialized()
     workers = config.num_workers or int(bool(cluster))
     if not workers:
@@ -125,7 +126,7 @@ def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[s
 def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts. Raises UserError."""
     require(config, data="a directory that `prepare` wrote", output_dir="a folder for the run")
-    at_least(config, num_workers=0, max_failures=0)
+    at_least(config, num_workers=0)
     check_run(config)
     check_settings(config)
 
