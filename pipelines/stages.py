@@ -98,7 +98,7 @@ def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> d
 
 
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
-    logs = [(CORPORA / path).resolve() for path in task.logs] or [folder / "logs" / "small_talk.jsonl"]
+    logs = [(CORPORA / path).resolve() for path in task.logs] or [folder / "logs" / "dialogs.jsonl"]
     where = _words(logs=logs, output_dir=logged_folder(task, folder))
     return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
 

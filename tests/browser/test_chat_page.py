@@ -216,6 +216,7 @@ def test_a_reload_while_the_bot_writes_keeps_the_message(served, chat):
     assert me.input.input_value() == ""
 
 
+@pytest.mark.slow
 def test_values_colour_every_token(served, chat):
     me = chat().begin()
     me.send("hello")
@@ -269,6 +270,7 @@ def test_values_of_a_real_model(served, chat, monkeypatch):
     assert me.replies.last.locator(".better, .worse").count() > 3
 
 
+@pytest.mark.slow
 def test_a_model_without_values_has_no_switch(served, chat):
     served.set(split={"bc": 1})
     me = chat().begin()
@@ -378,6 +380,7 @@ def test_the_field_stays_above_a_phones_keyboard(served, chat):
     assert last["y"] + last["height"] < me.input.bounding_box()["y"], "the newest reply is in view as well"
 
 
+@pytest.mark.slow
 def test_a_wrong_key_is_asked_for_again(served, open_page):
     me = Chat(open_page(f"{served.url}/#key=sk-rl-wrong"))
     me.button("I agree, start the chat").click()
@@ -483,6 +486,7 @@ def test_votes_are_taken_back_and_kept_in_order(served, chat):
     assert "edit" not in stored(served, me)[0].messages[1]["feedback"] and len(stored(served, me)) == 1
 
 
+@pytest.mark.slow
 def test_markup_stays_text(served, chat):
     served.set(title=MARKUP, consent=MARKUP)
     served.script.say(MARKUP)

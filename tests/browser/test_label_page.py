@@ -306,6 +306,7 @@ def test_answers_survive_a_network_that_fails(labels, sit_down):
         assert agrees(label, *told)
 
 
+@pytest.mark.slow
 def test_a_page_that_is_loaded_again_goes_on_where_it_was(labels, sit_down):
     labels.ask(5)
     ann = sit_down("ann", labels.url())
@@ -381,6 +382,7 @@ def test_clips_loop_with_speed_pause_and_an_end(labels, sit_down):
     eventually(lambda: sorted(ann.page.evaluate(says_so)) == [False, True])
 
 
+@pytest.mark.slow
 def test_replies_are_text_and_nothing_else(labels, sit_down):
     context = [
         {"role": "user", "content": MARKUP},
@@ -414,6 +416,7 @@ def test_replies_are_text_and_nothing_else(labels, sit_down):
     preferred = label.first if label.preference == 1 else label.second
     assert preferred == (one if texts["right"].endswith("one") else other)
 
+@pytest.mark.slow
 def test_conversations_are_read_side_by_side(labels, sit_down):
     """Who said what is told on both sides, above is what they have in common, and what people wrote stays
     text; a clip that follows is shown as ever."""
@@ -560,6 +563,7 @@ def test_on_a_phone(labels, sit_down, width):
     assert ann.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_run(labels, sit_down):
     labels.ask(2)
     (labels.folder / "status.json").write_text('{"labels_wanted": 12, "label_budget": 4}')

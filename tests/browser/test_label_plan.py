@@ -69,6 +69,7 @@ def test_strength_reasons_and_a_flag_go_with_the_answer(labels, sit_down):  # no
     assert told == [("left", 1, ["short"], "too dark"), ("right", 2, None, None), ("tie", None, None, None)]
 
 
+@pytest.mark.slow
 def test_replies_are_markdown_and_their_differences_are_marked(labels, sit_down):  # noqa: F811
     one = "It costs **10 €**.\n\n- by card\n- in `cash`\n\n<i>no</i> [site](https://example.org)"
     one += " [bad](javascript:alert(1))"
@@ -88,6 +89,7 @@ def test_replies_are_markdown_and_their_differences_are_marked(labels, sit_down)
     assert "**" in left.inner_text() and "- by card" in left.inner_text()
 
 
+@pytest.mark.slow
 def test_differences_in_any_script_behind_texts_that_nobody_wrote_for_a_page(labels, sit_down):  # noqa: F811
     """A vowel sign stays on its letter, Chinese has no spaces; 80,000 characters of stars took minutes, and a
     call with values 5,000 deep showed no pair at all."""
@@ -130,6 +132,7 @@ def test_calls_of_tools_are_readable(labels, sit_down):  # noqa: F811
     assert ann.page.locator("mark").count() == 0, "they have nothing in common"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [pytest.param({"width": 1000}, marks=pytest.mark.slow), {"width": 320, "height": 640, "has_touch": True}],
@@ -159,6 +162,7 @@ def test_the_guideline_is_read_first_and_one_tap_away(labels, sit_down, size):  
     ann.saved(1)
 
 
+@pytest.mark.slow
 def test_a_break_after_a_session_and_the_end_of_all(labels, sit_down):  # noqa: F811
     labels.log.set_plan(session=2, goal=3)
     labels.ask(6)

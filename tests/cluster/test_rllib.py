@@ -97,6 +97,7 @@ def test_what_is_stored_is_what_was_sampled(policy, world):
         assert bits.sum() > 0 and not (bits.bool() & ~masks.bool()).any()
 
 
+@pytest.mark.slow
 def test_a_round_can_be_repeated_and_another_is_different(policy, world):
     def acts(first_round):
         runner, _ = parts(policy, world, PPO(), first_round=first_round)

@@ -77,6 +77,7 @@ def test_more_draws_tighten_the_bound(tokenizer, logged):
     assert measures["active_units"].value == (variance > 0.01).sum()
 
 
+@pytest.mark.slow
 def test_posterior_and_prior_draws_estimate_one_likelihood(tokenizer, logged):
     """A method with values draws from the prior; where its policy is the LM itself both must agree."""
     clone = make(tokenizer)

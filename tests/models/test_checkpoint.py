@@ -457,6 +457,7 @@ def test_a_prior_of_another_vocabulary_is_refused(make_policy, tmp_path, tokeniz
     assert not (tmp_path / "out/prior").exists()
 
 
+@pytest.mark.slow
 def test_the_prior_of_another_run_is_replaced_while_nothing_was_learned_with_it(
     make_policy, make_row, tmp_path, tokenizer, members
 ):

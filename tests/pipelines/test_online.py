@@ -250,6 +250,7 @@ def hierarchical(tokenizer, folder: Path, family: str, **more) -> str:  # noqa: 
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [
@@ -540,6 +541,7 @@ def test_a_run_against_a_copy_goes_on_where_it_was(config, logs, tmp_path: Path,
         online.main(replace(half, resume=True, opponent_lag=0))
 
 
+@pytest.mark.slow
 def test_two_copies_with_latents_talk_and_one_stays_as_it_was(config, logs, tokenizer, tmp_path) -> None:  # noqa: ANN001
     """VHRL as published: a VHRED talks to a frozen copy of itself, three replies each, and several rewards
     are standardised and added up."""

@@ -448,6 +448,7 @@ def test_an_environment_of_gymnasiums(tmp_path):
     assert sum(start == 0 for start in starts) > 4
 
 
+@pytest.mark.slow
 def test_a_run_of_before_there_were_two_scales_is_refused_or_goes_on(tmp_path):
     """Its networks see one; told so, it goes on with them."""
     config = replace(GYM, output_dir=str(tmp_path / "run"), steps=400)
@@ -694,6 +695,7 @@ def test_a_run_of_an_earlier_version_goes_on(once, tmp_path, capsys):
     assert not any(name in told for name in ("clip_length", "normalise", "confirm"))
 
 
+@pytest.mark.slow
 def test_the_label_log_of_an_earlier_version_is_the_folders_own(once, tmp_path, capsys):
     """It named the place where labels.db was when the run began: in a copy, another one's, and where the
     folder was moved, none."""

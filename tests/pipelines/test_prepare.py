@@ -107,6 +107,7 @@ def prepared(running, logs, tmp_path_factory):
     return folder / "one", folder / "two", headline
 
 
+@pytest.mark.slow
 def test_every_record_is_a_dialog_or_counted(prepared):
     out, _, headline = prepared
     manifest = load_manifest(out)
@@ -130,6 +131,7 @@ def test_every_record_is_a_dialog_or_counted(prepared):
     assert headline["output_dir"] == str(out)
 
 
+@pytest.mark.slow
 def test_ids_stay_unique_and_order_is_that_of_the_files(prepared):
     out, _, _ = prepared
     ids = {split: [d.id for d in read_dialogs(out, split)] for split in SPLITS}
@@ -142,6 +144,7 @@ def test_ids_stay_unique_and_order_is_that_of_the_files(prepared):
     assert load_manifest(out)["renamed_ids"] == 2
 
 
+@pytest.mark.slow
 def test_no_context_is_in_two_splits(prepared):
     out, _, _ = prepared
     assert load_manifest(out)["split_by"] == "first_turn"
@@ -150,6 +153,7 @@ def test_no_context_is_in_two_splits(prepared):
     assert load_manifest(out)["shared_contexts"] == 0
 
 
+@pytest.mark.slow
 def test_rewards_are_written_into_the_messages_and_summed_up_in_the_manifest(prepared):
     out, _, _ = prepared
     for dialog in (d for split in SPLITS for d in read_dialogs(out, split)):
@@ -523,6 +527,7 @@ def test_a_reward_of_one_s_own_runs_in_the_workers(dialogs, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_token_rows_decode_to_the_rendered_dialogs(prepared):
     out, _, _ = prepared
     tokenizer = load_tokenizer(out / "tokenizer")
@@ -540,6 +545,7 @@ def test_token_rows_decode_to_the_rendered_dialogs(prepared):
             assert row.rewards.tolist() == [dialog.messages[1]["reward"], dialog.messages[3]["reward"]]
 
 
+@pytest.mark.slow
 def test_the_shards_do_not_depend_on_the_number_of_workers(prepared):
     one, two, _ = prepared
     names = sorted(
@@ -559,6 +565,7 @@ def test_the_shards_do_not_depend_on_the_number_of_workers(prepared):
     assert [load_manifest(one)[key] for key in same] == [load_manifest(two)[key] for key in same]
 
 
+@pytest.mark.slow
 def test_the_saved_config_reads_back(prepared):
     out, _, _ = prepared
     config = load_config(PrepareConfig, ["--config", str(out / "prepare.yaml")])
@@ -570,6 +577,7 @@ def test_the_saved_config_reads_back(prepared):
     )
 
 
+@pytest.mark.slow
 def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_path):
     write_jsonl(
         [Dialog(id=str(i), messages=[{"role": "user", "content": "hi"}]) for i in range(3)],
@@ -706,6 +714,7 @@ def test_what_is_half_done_by_a_reader_or_a_reward_that_changed_is_not_gone_on_w
 # At the end of the file: Ray Data keeps the CPUs of a pass that failed for a while, and the next one waits.
 
 
+@pytest.mark.slow
 def test_a_strict_run_stops_with_file_and_line_and_leaves_nothing(running, logs, tmp_path):
     with pytest.raises(UserError, match=r"b\.jsonl:.*33.*a strict run stops"):
         main(PrepareConfig(logs=(str(logs),), output_dir=str(tmp_path / "out"), strict=True, quiet=True))

@@ -49,9 +49,8 @@ def prepare(out, *arguments):
     return main(load_config(PrepareConfig, ["--output_dir", str(out), *FLAGS, *arguments]))
 
 
-@pytest.mark.parametrize(
-    "database", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def test_votes_on_served_chats_become_rewards(running, database, request, tmp_path, monkeypatch):
     """A store in pieces and a file behind it, read by two workers: what is written stands in the order of the
     store."""

@@ -121,6 +121,7 @@ def test_it_says_what_an_engine_says_and_refuses_what_it_refuses(engine, ask, ch
         engine.submit(ask("hello"), box.put)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_noticed(engine, ask):
     """By the server first: one that ends with it says nothing to those who wait."""
     waited = []
@@ -136,6 +137,7 @@ def test_a_process_that_dies_is_noticed(engine, ask):
         engine.submit(ask("hello"), boxes[0].put)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=str(tmp_path)):
