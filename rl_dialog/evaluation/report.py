@@ -155,11 +155,14 @@ def _table_of_returns(evaluation: Evaluation) -> Table:
 
 
 def print_overview(evaluation: Evaluation) -> None:
-    """In the terminal: the returns, or without an environment the report's first table."""
+    """In the terminal: the returns, or without an environment the report's first table; then what is measured
+    only where it was asked for, candidates and estimates from logs."""
     returns = Section("Return", [], _table_of_returns(evaluation))
     measured = any("return" in group.estimates for group in evaluation.groups)
-    section = returns if measured else _overview(evaluation)
-    print_tables([section], (section.title,), wrapped=("Overview",))
+    first = returns if measured else _overview(evaluation)
+    shown_here = [first, *filter(None, (_candidates(evaluation), _from_logs(evaluation)))]
+    titles = [section.title for section in shown_here]
+    print_tables(shown_here, titles, wrapped=[title for title in titles if title != returns.title])
 
 
 def _comparison(evaluation: Evaluation) -> Section | None:

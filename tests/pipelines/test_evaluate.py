@@ -335,16 +335,18 @@ def test_a_misspelt_checkpoint_is_told(runs, tmp_path):
 CANDIDATES = {"candidates": 3, "context_replies": "all", "similarities": ("token_f1", "chrf")}
 
 
-def test_candidates_from_checkpoints_to_report(runs, data, tmp_path):
+def test_candidates_from_checkpoints_to_report(runs, data, tmp_path, capsys):
     out = tmp_path / "report"
     result = main(
         EvaluateConfig(
             checkpoints=(runs["bc-seed0"], runs["ilql-seed0"]),
             data=data,
             output_dir=str(out),
-            **SHORT | CANDIDATES,
+            **SHORT | CANDIDATES | {"quiet": False},
         )
     )
+    printed = capsys.readouterr().out
+    assert printed.index("Overview") < printed.index("Candidates") < printed.index("ilql (best) - bc (best)")
     figures = result["figures"]["bc (best)"]
     for metric in ("token_f1", "chrf", "click"):
         values = [figures[f"top/{metric}@{k}"][0] for k in (1, 2, 3)]
