@@ -303,6 +303,7 @@ def sitting(encoding, arguments, lines):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "encoding", ["utf-8", *(pytest.param(other, marks=SLOW) for other in ("latin-1", "ascii", ""))]
 )

@@ -311,6 +311,7 @@ def test_a_terminal_that_goes_away_gives_the_pair_back(folder, terminal):
     assert folder.free()
 
 
+@pytest.mark.slow
 def test_lines_through_a_pipe(folder):
     """Every answer of the original, in either case, and what is none is asked again."""
     folder.ask(6)

@@ -293,6 +293,7 @@ def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_p
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
 
 
+@pytest.mark.slow
 def test_more_than_the_cluster_has_is_said_at_once(running, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a trial takes 4000 CPUs \(4000 workers\), the cluster has"):
         main(

@@ -122,6 +122,7 @@ def terminal():
         each.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "with_key", [pytest.param(False, marks=pytest.mark.slow, id="open"), pytest.param(True, id="key")]
 )

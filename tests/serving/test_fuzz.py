@@ -358,6 +358,7 @@ def test_arbitrary_json_on_every_route(server, effort):
         asked()
 
 
+@pytest.mark.slow
 @effort
 def test_near_valid_chat_requests(server, effort):
     with server() as (http, _, _):
@@ -451,6 +452,7 @@ def test_names_in_paths(server, effort):
             }, user
 
 
+@pytest.mark.slow
 @effort
 def test_what_the_schema_describes(server, effort):
     """Every operation of /openapi.json, with what fits its schema and with what does not; answers are those

@@ -59,6 +59,7 @@ def test_mlflow_holds_one_run_with_its_settings_over_a_resume(
     assert "train/odd" not in run.data.metrics and run.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_wandb_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
