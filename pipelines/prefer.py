@@ -123,7 +123,8 @@ def resolved(config: PreferConfig) -> PreferConfig:
     config = in_our_names(replace(config, **given, **dict.fromkeys(OF_GYMNASIUM)))
     envs = probe(_make_envs(config), is_seen=config.is_seen)
     horizon = 0 if _is_earlier(config) else getattr(envs, "horizon", 0)
-    clip_length = clip_length_of(horizon) if horizon else envs.clip_length
+    suits = clip_length_of(horizon) if horizon else envs.clip_length
+    clip_length = _began(config).get("clip_length") or suits  # an earlier version took longer ones
     return completed(config, _suited(config), clip_length, horizon)
 
 

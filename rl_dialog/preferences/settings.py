@@ -167,9 +167,10 @@ def suited_to(
 
 
 def clip_length_of(horizon: int) -> int:
-    """Steps of a clip where nobody says how many: a tenth of an episode, 10 to 50. What is compared is then
-    short enough to be seen at a glance, and ten clips tell of each episode."""
-    return min(50, max(10, horizon // 10), horizon)
+    """Steps of a clip where nobody says how many: a tenth of an episode, 10 to 25. What is compared is then
+    short enough to be seen at a glance, and an answer about few steps tells better which of them were
+    good."""
+    return min(25, max(10, horizon // 10), horizon)
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class PreferenceRun:
     oracle: OracleSettings = OracleSettings()
     """the synthetic labeller"""
     clip_length: int | None = None
-    """steps of a clip; by default what suits the environment: a tenth of an episode, 10 to 50"""
+    """steps of a clip; by default what suits the environment: a tenth of an episode, 10 to 25"""
     aligned_clips: float | None = None
     """share of the episodes whose first clip begins with them; by default what suits the environment"""
     normalise_observations: bool | None = None
