@@ -343,6 +343,8 @@ class Table:
             raise self.broken(f"a dict as info of {what}", repr(info)[:100])
         if not isinstance(info.get("meta", {}), Mapping):
             raise self.broken(f"a dict as info['meta'] of {what}", repr(info["meta"])[:100])
+        if not isinstance(info.get("role"), str | None):
+            raise self.broken(f"text as info['role'] of {what}", repr(info["role"])[:100])
 
     def drawing(self) -> str:
         """The present state as the world draws it; empty for one that does not."""
