@@ -57,6 +57,20 @@ def test_the_whole_check_and_what_a_world_brings():
     assert found["references"].note == "behaviour policy, best inside the logs, optimum"
 
 
+class Misspelt(Haggle):
+    """Pays roles that nobody plays."""
+
+    def step(self, reply):
+        messages, rewards, *rest = super().step(reply)
+        return messages, {role.title(): value for role, value in rewards.items()}, *rest
+
+
+def test_rewards_of_roles_that_never_speak_are_told():
+    found = check_world(Misspelt, but=tuple(name for name in CHECKS if name != "contract"))
+    told = "rewards go to 'Buyer', 'Seller', who said nothing, so that they are lost: 'buyer', 'seller' spoke"
+    assert found[0].note == told
+
+
 class Thought:
     """Which of four it thinks of, it draws; one guess."""
 
