@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
@@ -94,11 +95,15 @@ def test_episodes_are_those_of_the_world_itself(house):
 
 
 class Told(Haggle):
-    """Says something for the log when it begins."""
+    """Says something for the log when it begins, and pays in numpy's numbers."""
 
     def reset(self, *, seed=None):
         messages, info = super().reset(seed=seed)
         return messages, info | {"meta": {"price": self.price}}
+
+    def step(self, reply):
+        messages, rewards, *rest = super().step(reply)
+        return messages, {role: np.float32(value) for role, value in rewards.items()}, *rest
 
 
 def test_a_served_world_of_several_roles_says_who_begins():
