@@ -253,6 +253,11 @@ def opened_once_others_left(url: str):
             time.sleep(0.05)
 
 
+def test_a_port_that_is_none_is_told():
+    with pytest.raises(UserError, match="with a free port, got 127.0.0.1:99999: "):
+        main(ServeEnvConfig(env="small_talk", port=99999))
+
+
 def test_nobody_there_and_no_address_say_so():
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
