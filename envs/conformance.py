@@ -13,6 +13,7 @@ import multiprocessing
 import numbers
 import random
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -64,7 +65,9 @@ def check_world(
             except UserError as fault:
                 findings.append(Finding(name, str(fault)))
             except Exception as error:
-                findings.append(Finding(name, f"the world raised {type(error).__name__}: {error}"))
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"(at {Path(last.filename).name}:{last.lineno})"
+                findings.append(Finding(name, f"the world raised {type(error).__name__}: {error} {where}"))
             if findings[-1].fault and name in ("contract", "seed"):
                 break
     return findings
@@ -135,26 +138,43 @@ def _check_contract(make_world: MakeWorld) -> str:
     _expect(isinstance(begun, tuple) and len(begun) == 2, "reset to return (messages, info)", begun)
     _check_messages("reset", begun[0])
     _expect(isinstance(begun[1], dict), "a dict as info of reset", begun[1])
-    ended = [_check_episode(make_world, seed + more) for seed in SEEDS for more in (0, 1)]
+    most = most_turns(make_world())
+    whole = isinstance(most, numbers.Integral) and most > 0
+    _expect(whole, "a whole number above 0 as max_turns", most)
+    spoke: set[str] = set()
+    paid: set[str] = set()
+    ended = [_check_episode(make_world, seed + more, spoke, paid) for seed in SEEDS for more in (0, 1)]
     make_world().reset()  # without a seed
     played = play(make_world(), Babbler(SEEDS[0]), seed=SEEDS[0])
     _expect(played.dialogs, "a Dialog of the episode", played)
-    return "" if all(ended) else "some episodes do not end by themselves: they are cut"
+    notes = [] if all(ended) else ["some episodes do not end by themselves: they are cut"]
+    if paid - spoke:
+        silent, heard = (", ".join(sorted(map(repr, roles))) for roles in (paid - spoke, spoke))
+        notes.append(f"rewards go to {silent}, who said nothing, so that they are lost: {heard} spoke")
+    return "; ".join(notes)
 
 
-def _check_episode(make_world: MakeWorld, seed: int) -> bool:
-    """Whether the episode ends by itself."""
+def _check_episode(make_world: MakeWorld, seed: int, spoke: set[str], paid: set[str]) -> bool:
+    """Whether the episode ends by itself. Adds the roles that spoke and those with rewards."""
     world, player = make_world(), _player(make_world, seed)
     messages, info = world.reset(seed=seed)
+    role, several = ALONE, "role" in info
     seen: dict[str, list[Message]] = {}
     for _ in range(most_turns(world)):
         if "failed" in info:
             return True
-        role = info.get("role", ALONE)
+        role = info.get("role", role)
+        _expect(isinstance(role, str), "text as info['role']", role)
+        spoke.add(role)
         seen[role] = copy.deepcopy(messages)
         stepped = world.step(player(messages))
         _check_step(stepped, messages, role, seen)
-        messages, _, terminated, truncated, info = stepped
+        messages, reward, terminated, truncated, info = stepped
+        by_role = isinstance(reward, dict) or "role" in info
+        expected = "info['role'] of reset to name who speaks first, as a world of several players has it"
+        _expect(several or not by_role, expected, (reward, info))
+        _expect(isinstance(info.get("role", role), str), "text as info['role']", info.get("role"))
+        paid |= {name for name, value in reward.items() if value} if isinstance(reward, dict) else set()
         if terminated or truncated:
             return True
     return False

@@ -126,7 +126,7 @@ def train_worker(config: TrainConfig, *, report: Report | None = None) -> dict[s
 def check(config: TrainConfig) -> None:
     """What can be known to fail before a worker starts. Raises UserError."""
     require(config, data="a directory that `prepare` wrote", output_dir="a folder for the run")
-    at_least(config, num_workers=0)
+    at_least(config, num_workers=0, env_episodes=1, max_failures=0)
     check_run(config)
     check_settings(config)
 

@@ -32,7 +32,7 @@ def listening(host: str, port: int) -> socket.socket:
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         place.close()
         address = f"{host}:{port}: {error}"
         raise UserError(

@@ -73,15 +73,17 @@ class OpenEnvWorld:
     def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:
         """The episode of a seed."""
         self.seed, self.replies, self.messages = fresh_seed() if seed is None else seed, [], []
+        told: dict[str, Any] = {}
         try:
             answer = self._ask({"type": "reset", "data": {"seed": self.seed}})
             self._hear(answer)
-            failed = _metadata(answer).get("failed")
+            told = _metadata(answer)
+            failed = told.get("failed")
         except Gone as gone:
             failed = str(gone)
         if not self.messages:
             self.messages = [{"role": "user", "content": "There is no conversation."}]
-        return list(self.messages), _metadata_info(failed, {})
+        return list(self.messages), _metadata_info(failed, told)
 
     def step(self, reply: str) -> Stepped:
         """What the server says to a reply."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -287,11 +288,13 @@ class Table:
         self.partner = index if partner is None else partner
         self.seed = stream(seed, self.partner)
         self.max_turns = max_turns or getattr(self.env, "max_turns", MAX_TURNS)
+        if not (isinstance(self.max_turns, Integral) and self.max_turns > 0):
+            raise self.broken("a whole number above 0 as max_turns", repr(self.max_turns))
         begun = self.ask("reset", seed=self.seed)
-        if not (isinstance(begun, tuple) and len(begun) == 2 and isinstance(begun[0], list) and begun[0]):
-            got = str(begun)[:200]
-            raise UserError(f"{self.name}: expected reset to return (messages, info), got {got}")
+        if not (isinstance(begun, tuple) and len(begun) == 2 and _are_messages(begun[0]) and begun[0]):
+            raise self.broken("reset to return (messages, info)", str(begun)[:200])
         self.messages, info = begun
+        self._expect_info("reset", info)
         self.rewards: dict[int, tuple[float | None, Any]] = {}  # message index -> reward, vote
         self.components: dict[int, dict[str, float]] = {}  # message index -> what the reward is made of
         self.replies: list[Reply] = []
@@ -303,15 +306,14 @@ class Table:
     def answer_to(self, reply: str) -> tuple[list[Message], Any, bool, bool, dict[str, Any]]:
         """What the world's `step` returns. Raises UserError where that is not what a step returns."""
         stepped = self.ask("step", reply)
-        five = isinstance(stepped, tuple) and len(stepped) == 5
-        if not (five and isinstance(stepped[0], list) and isinstance(stepped[4], Mapping)):
+        if not (isinstance(stepped, tuple) and len(stepped) == 5 and _are_messages(stepped[0])):
             expected = "step to return (messages, reward, terminated, truncated, info)"
-            raise UserError(f"{self.name}: expected {expected}, got {str(stepped)[:200]}")
+            raise self.broken(expected, str(stepped)[:200])
+        self._expect_info("step", stepped[4])
         rewards = stepped[1].values() if isinstance(stepped[1], Mapping) else [stepped[1]]
         for reward in rewards:
-            if reward is not None and not (isinstance(reward, SupportsFloat) and math.isfinite(reward)):
-                expected = "a finite number or None as the reward"
-                raise UserError(f"{self.name}: expected {expected}, got {str(reward)[:100]!r}")
+            if reward is not None and not _finite(reward):
+                raise self.broken("a finite number or None as the reward", repr(str(reward)[:100]))
         return stepped
 
     def ask(self, what: str, *given: Any, **more: Any) -> Any:
@@ -324,11 +326,25 @@ class Table:
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(last.filename).name}:{last.lineno}"
             got = f"{type(error).__name__}: {error} (at {where})"
-            raise UserError(
-                f"{self.name}: expected {what} to return, got {got} in episode {self.index}, whose seed is "
-                f"{self.seed}. RL_DIALOG_DEBUG=1 shows the whole way; an episode that breaks for a reason "
-                "says so in info['failed']"
+            raise self.broken(
+                f"{what} to return",
+                got,
+                ". RL_DIALOG_DEBUG=1 shows the whole way; an episode that breaks for a reason says so in "
+                "info['failed']",
             ) from error
+
+    def broken(self, expected: str, got: str, remedy: str = "") -> UserError:
+        """The error of a world that does not keep its contract, which says in what episode."""
+        where = f"in episode {self.index}, whose seed is {self.seed}"
+        return UserError(f"{self.name}: expected {expected}, got {got} {where}{remedy}")
+
+    def _expect_info(self, what: str, info: Any) -> None:
+        if not isinstance(info, Mapping):
+            raise self.broken(f"a dict as info of {what}", repr(info)[:100])
+        if not isinstance(info.get("meta", {}), Mapping):
+            raise self.broken(f"a dict as info['meta'] of {what}", repr(info["meta"])[:100])
+        if not isinstance(info.get("role"), str | None):
+            raise self.broken(f"text as info['role'] of {what}", repr(info["role"])[:100])
 
     def drawing(self) -> str:
         """The present state as the world draws it; empty for one that does not."""
@@ -341,11 +357,8 @@ class Table:
         self._expect_one_role(reward, info)
         grown = self.messages[: len(before)] == before and len(self.messages) > len(before)
         if not grown or self.messages[len(before)]["role"] != "assistant":
-            got = str(self.messages[-2:])[:200]
-            raise UserError(
-                f"{self.name}: expected step to return the conversation so far with the reply added, got "
-                f"{got}"
-            )
+            expected = "step to return the conversation so far with the reply added"
+            raise self.broken(expected, str(self.messages[-2:])[:200])
         self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
         scored = reward is not None and self.failed is None
         self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
@@ -387,3 +400,18 @@ class Table:
             meta=meta | ({} if self.failed is None else {"failed": self.failed}),
         )
         return Episode(self.index, dialog, self.replies, end, self.drawings)
+
+
+def _are_messages(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(each, Mapping) and "role" in each and ("content" in each or "tool_calls" in each)
+        for each in found
+    )
+
+
+def _finite(reward: Any) -> bool:
+    """Whether it is one number, and not an array of them, a text, NaN or infinite."""
+    try:
+        return isinstance(reward, SupportsFloat) and math.isfinite(reward)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # arrays, tensors, 10**400
+        return False

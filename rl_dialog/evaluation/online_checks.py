@@ -77,7 +77,7 @@ def _check_numbers(config: OnlineRun) -> None:
         per_device_train_batch_size=1, num_learners=0, max_failures=0,
         num_iterations=1, num_mini_batches=1, warmup_steps=0, eval_steps=0, save_steps=0, logging_steps=1,
         save_total_limit=1, max_grad_norm=0, seed=0, value_unit=0,
-        target_kl=0, kl_gain=0, supervised_weight=0,
+        target_kl=0, kl_gain=0, supervised_weight=0, learning_rate=0, weight_decay=0,
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ class SharedTable(Table):
         """Says the reply of whose turn it is."""
         messages, reward, self.terminated, truncated, info = self.answer_to(reply.text)
         spoke, heard = self.role, info.get("role", self.role)
+        if heard is None:
+            raise self.broken("text as info['role'] of step", "None")
         said = {"role": "assistant", "content": reply.text}
         view = self.views[spoke]
         view.say(messages if heard == spoke else [*view.messages, said], self.name)

@@ -108,7 +108,8 @@ def _observation(
     truncated: bool = False,
 ) -> dict[str, Any]:
     told = {"terminated": terminated, "truncated": truncated, "info": dict(info)}
-    told |= {"rewards": dict(rewards)} if rewards else {}
+    by_role = {role: None if one is None else float(one) for role, one in rewards.items()}
+    told |= {"rewards": by_role} if rewards else {}
     told |= {"failed": info["failed"]} if "failed" in info else {}
     said = [each["content"] for each in messages if each["role"] != "assistant"]
     return {

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rl_dialog.config import at_least
 from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import load_manifest, read_rows
 from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_directory
@@ -60,6 +61,12 @@ def check_run(run: TrainingRun) -> None:
             f"--method {name} learns from episodes that the policy plays itself, not from logs: clone them "
             f"first, then python -m pipelines.online --model_name_or_path RUN --env NAME --method {name}"
         )
+    at_least(
+        run,
+        per_device_train_batch_size=1, gradient_accumulation_steps=1, num_train_epochs=0, max_steps=0,
+        learning_rate=0, warmup_steps=0, weight_decay=0, max_grad_norm=0, value_unit=0, logging_steps=1,
+        eval_steps=0, save_steps=0, save_total_limit=1, seed=0,
+    )  # fmt: skip
     _check_teachers(run)
     if (run.prior or run.prior_weights) and not run.method.uses_prior:
         users = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"

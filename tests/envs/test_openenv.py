@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
@@ -28,6 +29,7 @@ from pipelines.serve_env import ServeEnvConfig, main
 from rl_dialog.errors import UserError
 from rl_dialog.serving.worlds import WorldLimits, create_world_app
 from rl_dialog.web_server import Patience, WebServer, listening
+from tests.envs.test_text_world import Haggle
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +92,30 @@ def test_episodes_are_those_of_the_world_itself(house):
     make = text_env(f"openenv:{house}")
     for seed in range(6):
         assert same(play(House(), Babbler(seed), seed=seed), play(make(), Babbler(seed), seed=seed))
+
+
+class Told(Haggle):
+    """Says something for the log when it begins, and pays in numpy's numbers."""
+
+    def reset(self, *, seed=None):
+        messages, info = super().reset(seed=seed)
+        return messages, info | {"meta": {"price": self.price}}
+
+    def step(self, reply):
+        messages, rewards, *rest = super().step(reply)
+        return messages, {role: np.float32(value) for role, value in rewards.items()}, *rest
+
+
+def test_a_served_world_of_several_roles_says_who_begins():
+    server = served(Told)
+    try:
+        make = text_env(f"openenv:{server.url.replace('http', 'ws')}")
+        for seed in range(3):
+            here, there = (play(each, Babbler(seed), seed=seed) for each in (Told(), make()))
+            assert same(here, there) and set(there.dialogs) == {"buyer", "seller"}
+            assert there.dialogs["buyer"].meta == here.dialogs["buyer"].meta
+    finally:
+        server.close()
 
 
 def test_a_served_world_keeps_the_contract(house):
@@ -225,6 +251,11 @@ def opened_once_others_left(url: str):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def test_a_port_that_is_none_is_told():
+    with pytest.raises(UserError, match="with a free port, got 127.0.0.1:99999: "):
+        main(ServeEnvConfig(env="small_talk", port=99999))
 
 
 def test_nobody_there_and_no_address_say_so():

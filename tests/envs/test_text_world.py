@@ -57,6 +57,20 @@ def test_the_whole_check_and_what_a_world_brings():
     assert found["references"].note == "behaviour policy, best inside the logs, optimum"
 
 
+class Misspelt(Haggle):
+    """Pays roles that nobody plays."""
+
+    def step(self, reply):
+        messages, rewards, *rest = super().step(reply)
+        return messages, {role.title(): value for role, value in rewards.items()}, *rest
+
+
+def test_rewards_of_roles_that_never_speak_are_told():
+    found = check_world(Misspelt, but=tuple(name for name in CHECKS if name != "contract"))
+    told = "rewards go to 'Buyer', 'Seller', who said nothing, so that they are lost: 'buyer', 'seller' spoke"
+    assert found[0].note == told
+
+
 class Thought:
     """Which of four it thinks of, it draws; one guess."""
 
@@ -175,6 +189,20 @@ class Proud(House):
         return -4.0
 
 
+class Unnamed(House):
+    """Pays by role, and says nobody's."""
+
+    def step(self, reply):
+        messages, reward, *rest = super().step(reply)
+        return messages, {"seller": reward, "buyer": -reward}, *rest
+
+
+class Endless(House):
+    """Its most turns are no number."""
+
+    max_turns = float("inf")
+
+
 class Vague(House):
     """Fails without a word."""
 
@@ -195,6 +223,8 @@ class Vague(House):
         (Scored, "contract", "expected a finite number or None as the reward, got nan"),
         (Silent, "contract", "expected the conversation so far with the reply added"),
         (Proud, "players", "expected no player above the optimum -4, got 'reader at -3 "),
+        (Unnamed, "contract", r"expected info\['role'\] of reset to name who speaks first"),
+        (Endless, "contract", "expected a whole number above 0 as max_turns, got inf"),
         (Vague, "contract", r"expected words that say why it failed in info\['failed'\]"),
     ],
 )
@@ -208,7 +238,9 @@ def test_what_raises_is_a_fault():
         def step(self, reply):
             raise KeyError("door")
 
-    assert faults(Raises) == {"contract": "the world raised KeyError: 'door'"}
+    line = Raises.step.__code__.co_firstlineno + 1
+    told = f"the world raised KeyError: 'door' (at test_text_world.py:{line})"
+    assert faults(Raises) == {"contract": told}
 
 
 def test_an_order_of_hashes_is_seen_in_another_process(monkeypatch):

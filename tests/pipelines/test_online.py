@@ -181,6 +181,7 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
         ({"top_p": 1.5}, "0 < top_p <= 1"),
         ({"seed": -1}, "--seed of at least 0"),
         ({"value_unit": -1.0}, "--value_unit of at least 0"),
+        ({"learning_rate": -1.0}, "--learning_rate of at least 0"),
     ],
     ids=str,
 )

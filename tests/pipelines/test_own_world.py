@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from pipelines.check_env import CheckEnvConfig
@@ -125,6 +126,37 @@ class InWords(Fine):
         return messages, "много", *rest
 
 
+class Array(Fine):
+    def step(self, reply):
+        messages, reward, *rest = super().step(reply)
+        return messages, np.array([reward]), *rest
+
+
+class Huge(Fine):
+    def step(self, reply):
+        messages, _, *rest = super().step(reply)
+        return messages, 10**400, *rest
+
+
+class NoInfo(Fine):
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], None
+
+
+class Meta(Fine):
+    def step(self, reply):
+        return *super().step(reply)[:4], {"meta": "да"}
+
+
+class Lines(Fine):
+    def reset(self, *, seed=None):
+        return ["Привет"], super().reset(seed=seed)[1]
+
+
+class Text(Fine):
+    max_turns = "10"
+
+
 class FourValues(Fine):
     def step(self, reply):
         return super().step(reply)[:4]
@@ -174,6 +206,12 @@ def test_long_and_odd_replies_are_played_and_logged(player, tmp_path):
         (Raises, r"Raises: expected step to return, got KeyError: 'ключ' \(at test_own_world.py:\d+\) in"),
         (NotANumber, "NotANumber: expected a finite number or None as the reward, got 'nan'"),
         (InWords, "InWords: expected a finite number or None as the reward, got 'много'"),
+        (Array, r"Array: expected a finite number or None as the reward, got '\[1000.\]' in episode 0"),
+        (Huge, "Huge: expected a finite number or None as the reward, got '1000"),
+        (NoInfo, "NoInfo: expected a dict as info of reset, got None in episode 0, whose seed is [0-9]+"),
+        (Meta, r"Meta: expected a dict as info\['meta'\] of step, got 'да' in episode 0, whose seed is"),
+        (Lines, r"Lines: expected reset to return \(messages, info\), got \(\['Привет'\], {}\) in episode"),
+        (Text, "Text: expected a whole number above 0 as max_turns, got '10' in episode 0, whose seed is"),
         (FourValues, r"FourValues: expected step to return \(messages, reward, terminated, truncated"),
         (Surrogate, "expected text that UTF-8 and JSON can hold"),
     ],

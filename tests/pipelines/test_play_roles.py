@@ -174,6 +174,33 @@ def test_what_cannot_be(roles, more, message):
         main(playing(*roles, **more))
 
 
+class Numbered(Market):
+    """Its roles are numbers."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], {"role": 0}
+
+
+class Nobody(Market):
+    """At the end it is nobody's turn."""
+
+    def step(self, reply):
+        messages, reward, over, cut, info = super().step(reply)
+        return messages, reward, over, cut, {"role": None} if over else info
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        (Numbered, r"Numbered: expected text as info\['role'\] of reset, got 0 in episode 0, whose seed is"),
+        (Nobody, r"Nobody: expected text as info\['role'\] of step, got None in episode 0, whose seed is"),
+    ],
+)
+def test_a_role_that_is_no_text_is_told(world, message):
+    with pytest.raises(UserError, match=message):
+        main(playing("others=soft", env=f"{__name__}:{world.__name__}"))
+
+
 def test_a_player_that_is_sent_elsewhere_plays_the_same(checkpoints, tmp_path, monkeypatch):
     """As a worker has it: pickled, made in another folder than the one that checkpoints are named from."""
     monkeypatch.chdir(checkpoints)

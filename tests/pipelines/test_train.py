@@ -174,6 +174,24 @@ def test_a_prior_that_a_killed_run_left_is_replaced_and_that_of_a_started_run_is
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"learning_rate": -1.0},
+        {"weight_decay": float("nan")},
+        {"env_episodes": 0},
+        {"per_device_train_batch_size": 0},
+        {"logging_steps": 0},
+        {"max_steps": -1},
+        {"max_failures": -1},
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_told(wrong):
+    with pytest.raises(UserError, match=f"expected --{next(iter(wrong))} of at least [01], got"):
+        train.check(train.TrainConfig(data="data", output_dir="runs/x", **wrong))
+
+
 def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
     """No validation dialogs, and how tf_top chose to judge replies: in words and in the line of JSON."""
     shutil.copytree(folder / "data", folder / "whole")
