@@ -7,6 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,13 @@ def own(name: str, what: str) -> Any:
         expected = f"{what} {name!r}: expected {attribute or 'module:Name'} in {where}"
         got = f"{type(error).__name__}: {error}"
         raise UserError(f"{expected}, got {got}{_nearest(module, attribute)}") from error
+
+
+def line_in(module: str, error: Exception) -> str:
+    """Which line of a user's module raised something, as the end of a message; "" where none of it did."""
+    code = getattr(sys.modules.get(module), "__file__", None)
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == code]
+    return f" in line {lines[-1]} of {code}" if lines else ""
 
 
 def _nearest(module: str, attribute: str) -> str:

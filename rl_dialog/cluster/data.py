@@ -179,7 +179,7 @@ def joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
 def errors_of_workers() -> Iterator[None]:
     """What a worker raised, as it raised it: Ray's wrappers and logs hold tracebacks of Ray's own, and a user
     can only fix the cause."""
-    logger = logging.getLogger("ray.data")
+    logger = logging.getLogger(ray.data.__name__)  # importing it, which `import ray` does not, sets its level
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:

@@ -171,7 +171,9 @@ def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:
         shared = "first user turns" if by_dialog else "contexts"
         splits = "splits" if settings["split"] == "hash" else "the declared splits"
         yield f"{manifest['shared_contexts']:,} {shared} are in more than one of {splits}"
-    if manifest["largest_context"] > LARGE_CONTEXT and not by_dialog:
+    dialogs = sum(split["dialogs"] for split in manifest["splits"].values())
+    alike = round(manifest["largest_context"] * dialogs)  # of few dialogs one is a large share
+    if manifest["largest_context"] > LARGE_CONTEXT and alike > 1 and not by_dialog:
         share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
         remedies = "--split_by dialog parts them, --split declared takes the data's own splits instead"
         yield f"{share} and are therefore in one split; {remedies}"

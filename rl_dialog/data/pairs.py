@@ -20,6 +20,7 @@ import numpy as np
 
 from rl_dialog.data.missing import to_go
 from rl_dialog.data.schema import Dialog
+from rl_dialog.data.tokenize import TEMPLATE_KEYS
 
 R = TypeVar("R", bound=tuple)
 
@@ -41,13 +42,12 @@ def mine_pairs(
     count = Counter(keys[i] for dialog in read() for keys in (context_keys(dialog),) for i in dialog.replies)
     by_context: dict[bytes, dict[str, tuple[list[float], Dialog, int]]] = defaultdict(
         dict
-    )  # context -> text -> what it earned each time, and where it was said first
+    )  # context -> what was said -> what it earned each time, and where it was said first
     for dialog in read():
         keys = context_keys(dialog)
         for i, reward in _earned(dialog, by):
             if count[key := keys[i]] > 1:
-                text = dialog.messages[i]["content"] or ""
-                by_context[key].setdefault(text, ([], dialog, i))[0].append(reward)
+                by_context[key].setdefault(_said(dialog.messages[i]), ([], dialog, i))[0].append(reward)
     for of_context in by_context.values():
         replies = [(fmean(rewards), dialog, i) for rewards, dialog, i in of_context.values()]
         for better, worse in widest_pairs(replies, margin=margin, most=most_per_context):
@@ -78,8 +78,16 @@ def context_keys(dialog: Dialog) -> dict[int, bytes]:
         if i in replies:
             keys[i] = digest.digest()[:16]
         if message is not None:
-            digest.update(json.dumps((message["role"], message["content"])).encode())
+            digest.update(_said(message).encode())
     return keys
+
+
+def _said(message: dict[str, Any]) -> str:
+    """What tells a message from another: who says what, and which tools it calls, whatever the calls' ids."""
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        calls = [call | {"id": None} if isinstance(call, dict) else call for call in calls]
+    return json.dumps((message["role"], message["content"], calls))
 
 
 def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
@@ -93,14 +101,8 @@ def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
 
 def _as_trl(better: tuple[float, Dialog, int], worse: tuple[float, Dialog, int]) -> dict[str, Any]:
     (high, better_dialog, i), (low, worse_dialog, j) = better, worse
-    prompt = [
-        {"role": message["role"], "content": message["content"] or ""}
-        for message in better_dialog.messages[:i]
-    ]
-    chosen, rejected = (
-        [{"role": "assistant", "content": dialog.messages[k]["content"] or ""}]
-        for dialog, k in ((better_dialog, i), (worse_dialog, j))
-    )
+    prompt = [_plain(message) for message in better_dialog.messages[:i]]
+    chosen, rejected = [_plain(better_dialog.messages[i])], [_plain(worse_dialog.messages[j])]
     return {
         "prompt": prompt,
         "chosen": chosen,
@@ -108,4 +110,11 @@ def _as_trl(better: tuple[float, Dialog, int], worse: tuple[float, Dialog, int])
         "chosen_reward": high,
         "rejected_reward": low,
         "ids": [better_dialog.id, worse_dialog.id],
+    }
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    """Without what anyone said of it."""
+    return {key: message[key] for key in TEMPLATE_KEYS if message.get(key) is not None} | {
+        "content": message["content"] or ""
     }

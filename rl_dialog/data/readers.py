@@ -13,8 +13,6 @@ import io
 import json
 import os
 import re
-import sys
-import traceback
 import zipfile
 import zlib
 from collections import Counter
@@ -44,7 +42,7 @@ from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, op
 from rl_dialog.data.formats.records import Record, dialogs
 from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError, page
-from rl_dialog.own import own
+from rl_dialog.own import line_in, own
 
 __all__ = [
     "READERS",
@@ -210,11 +208,9 @@ class _Own:
         except (OSError, EOFError, zlib.error, UnicodeDecodeError):  # of the file
             raise
         except Exception as error:
-            code = getattr(sys.modules.get(self.function.__module__), "__file__", None)
-            lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == code]
-            place = f" in line {lines[-1]} of {code}" if lines else ""
+            where = line_in(self.function.__module__, error)
             raise _ReaderFailed(
-                f"the reader {self.name} raised {type(error).__name__}: {error}{place}; let it yield such "
+                f"the reader {self.name} raised {type(error).__name__}: {error}{where}; let it yield such "
                 "records as they are, and those that are no dialogs go to quarantine one by one"
             ) from error
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
+from rl_dialog.data.tokenize import TEMPLATE_KEYS
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_candidates, read_similarities
 from rl_dialog.evaluation.fqe import FQE
@@ -333,11 +334,8 @@ def _answer(
     answers = []
     for (dialog, i), conversation, reply in zip(held_out.contexts, conversations, replies, strict=True):
         context = [
-            {
-                "role": m["role"],
-                "content": m["content"],
-                **({"weight": 0} if m["role"] == "assistant" else {}),
-            }
+            {key: m[key] for key in TEMPLATE_KEYS if key in m}
+            | ({"weight": 0} if m["role"] == "assistant" else {})
             for m in conversation
         ]
         messages = [*context, {"role": "assistant", "content": reply.text}]

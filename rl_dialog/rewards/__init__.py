@@ -17,7 +17,7 @@ import numpy as np
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
-from rl_dialog.own import own
+from rl_dialog.own import line_in, own
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.compat_2019 import COMPAT
 from rl_dialog.rewards.conversation import conversation_length
@@ -196,7 +196,8 @@ def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
     except Exception as error:
         if name in REWARDS:
             raise  # ours say themselves what is wrong with the dialog
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        line = line_in(name.partition(":")[0], error)
+        raise UserError(f"{where}: {type(error).__name__}: {error}{line}") from error
     expected = len(dialog.replies)
     if len(values) != expected:
         raise UserError(f"{where}: expected {expected} numbers, one per reply, got {len(values)}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -36,6 +39,15 @@ def test_the_workers_own_error_comes_out_of_rays_wrapper():
         raise error.as_instanceof_cause()
     with pytest.raises(ray.exceptions.RayTaskError), errors_of_workers():
         raise ray.exceptions.RayTaskError("write", "a long traceback of Ray's", KeyError("a defect"))
+
+
+def test_ray_data_is_silent_from_its_first_use():
+    code = (
+        "import logging; from rl_dialog.cluster.data import errors_of_workers\n"
+        "with errors_of_workers():\n import ray.data; print(logging.getLogger('ray.data').level)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{logging.CRITICAL}\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,13 @@ def test_a_reward_that_tells_nothing_apart_is_told():
         assert len(told) == is_told, row
 
 
+@pytest.mark.parametrize(("dialogs", "alike", "told"), [(10, 1, False), (15, 1, False), (10, 2, True)])
+def test_dialogs_that_begin_alike_are_told_where_there_are_two(dialogs, alike, told):
+    made = manifest(largest_context=round(alike / dialogs, 4))
+    made["splits"]["train"]["dialogs"] = dialogs
+    assert any("begin with the same user turn" in note for note in notes(made)) == told
+
+
 @pytest.mark.parametrize(("number", "told"), [(1, "1 record could"), (1200, "1,200 records could")])
 def test_files_that_were_not_read_to_their_end_are_named(number, told, tmp_path):
     """A file whose reading stops is one line of quarantine, and may be nearly all of the logs."""

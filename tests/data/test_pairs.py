@@ -74,6 +74,29 @@ def test_a_reply_is_worth_what_it_earned_on_average():
         assert texts(mine_pairs(order.copy)) == [("hello", "hey", 0.5)]
 
 
+def test_replies_that_call_tools_are_told_apart_and_kept():
+    def calls(city, number):
+        function = {"name": "weather", "arguments": city}
+        return {
+            "content": None,
+            "tool_calls": [{"id": str(number), "type": "function", "function": function}],
+        }
+
+    said = [calls("Rome", 0), calls("Oslo", 1), calls("Rome", 2), {"content": "no idea"}]
+    dialogs = [talk(str(i), "hi", ("", r), "so?", ("ok", r)) for i, r in enumerate((3.0, 0.0, 1.0, -1.0))]
+    for dialog, reply in zip(dialogs, said, strict=True):
+        dialog.messages[1] |= reply
+    found = list(mine_pairs(lambda: dialogs))
+    rome, oslo = ({"role": "assistant"} | reply | {"content": ""} for reply in said[:2])
+    no = {"role": "assistant", "content": "no idea"}
+    assert [(pair["chosen"], pair["rejected"]) for pair in found[:3]] == [
+        ([rome], [no]),
+        ([rome], [oslo]),
+        ([oslo], [no]),
+    ]
+    assert found[0]["chosen_reward"] == 2.0 and len(found) == 3  # after Rome both said the same
+
+
 def test_margin_and_most_per_context():
     assert texts(mine_pairs(lambda: DIALOGS, margin=1.6)) == [
         ("hello", "go away", 2.0),

@@ -142,7 +142,7 @@ def test_a_reward_of_the_user_s_own(own):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return [1 / 0]", "ZeroDivisionError: division by zero"),
+        ("return [1 / 0]", "ZeroDivisionError: division by zero in line 2 of /.*py$"),
         ("return [1.0]", "expected 2 numbers, one per reply, got 1"),
         ("return [1.0, float('nan')]", "expected finite numbers or None, got nan"),
         ("return [1.0, 'good']", "expected finite numbers or None, got 'good'"),
