@@ -47,7 +47,7 @@ def mine_pairs(
         keys = context_keys(dialog)
         for i, reward in _earned(dialog, by):
             if count[key := keys[i]] > 1:
-                by_context[key].setdefault(_said(dialog.messages[i]), ([], dialog, i))[0].append(reward)
+                by_context[key].setdefault(said(dialog.messages[i]), ([], dialog, i))[0].append(reward)
     for of_context in by_context.values():
         replies = [(fmean(rewards), dialog, i) for rewards, dialog, i in of_context.values()]
         for better, worse in widest_pairs(replies, margin=margin, most=most_per_context):
@@ -78,11 +78,11 @@ def context_keys(dialog: Dialog) -> dict[int, bytes]:
         if i in replies:
             keys[i] = digest.digest()[:16]
         if message is not None:
-            digest.update(_said(message).encode())
+            digest.update(said(message).encode())
     return keys
 
 
-def _said(message: dict[str, Any]) -> str:
+def said(message: dict[str, Any]) -> str:
     """What tells a message from another: who says what, and which tools it calls, whatever the calls' ids."""
     calls = message.get("tool_calls")
     if isinstance(calls, list):

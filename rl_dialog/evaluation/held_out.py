@@ -3,7 +3,6 @@ the return estimated from logs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rl_dialog.data.pairs import said
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
 from rl_dialog.data.tokenize import TEMPLATE_KEYS
@@ -209,9 +209,7 @@ def _contexts(
         for i in dialog.replies[-1:] if which == "last" else dialog.replies:
             reward = dialog.messages[i].get("reward")
             if i and (which != "good" or (reward is not None and reward > 0)):
-                by_messages.setdefault(
-                    json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]]), (dialog, i)
-                )
+                by_messages.setdefault("\n".join(map(said, dialog.messages[:i])), (dialog, i))
     contexts = list(by_messages.values())
     if which == "last" or len(contexts) <= count:
         return contexts[:count]

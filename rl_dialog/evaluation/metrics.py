@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl_dialog.data.missing import to_go
+from rl_dialog.data.pairs import said
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.rewards.words import words
@@ -127,8 +127,8 @@ def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pai
         rewards = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None is NaN
         for place, (i, outcome) in enumerate(zip(dialog.replies, to_go(rewards).tolist(), strict=True)):
             if not math.isnan(outcome):
-                context = json.dumps([(m["role"], m["content"]) for m in dialog.messages[:i]])
-                by_context[context].append((outcome, dialog.messages[i]["content"] or "", number + place))
+                context = "\n".join(map(said, dialog.messages[:i]))
+                by_context[context].append((outcome, said(dialog.messages[i]), number + place))
         number += len(rewards)
     pair_lists = [list(islice(_pairs_of(replies), most_per_context)) for replies in by_context.values()]
     pair_lists = [pairs for pairs in pair_lists if pairs]

@@ -104,6 +104,22 @@ def test_an_outcome_of_which_nothing_is_known_is_in_no_pair():
     assert (pairs.better.tolist(), pairs.worse.tolist()) == ([0], [2])
 
 
+def test_replies_that_call_tools_are_pairs_by_what_they_call():
+    """What follows different calls has different contexts."""
+    talks = []
+    for place, text, reward in (("Rome", "warm", 1.0), ("Oslo", "cold", 0.0)):
+        call = {"id": place, "type": "function", "function": {"name": "go", "arguments": place}}
+        messages = [
+            {"role": "user", "content": "where?"},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reward": reward},
+            {"role": "tool", "content": "there"},
+            {"role": "assistant", "content": text, "reward": reward},
+        ]
+        talks.append(Dialog(place, messages))
+    pairs = find_pairs(talks)
+    assert (pairs.better.tolist(), pairs.worse.tolist()) == ([0], [2])
+
+
 def test_pairwise_accuracy():
     talks = [
         dialog(("user", "c"), ("assistant", text, reward))
