@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -184,11 +185,16 @@ def load_trainer(
     trainer_settings = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
     notes += notes_before(run, measured=evaluate is not None)
     with noting(notes, output_dir):
+        prior, started = output_dir / "prior", (output_dir / "latest").is_file()
         if run.method.uses_prior:
-            started = (output_dir / "latest").is_file()
             averaged = {"checkpoints": run.prior, "weights": run.prior_weights, "started": started}
-            trainer_settings["prior"] = freeze_prior(policy, output_dir / "prior", tokenizer, **averaged)
-        return Trainer(policy, tokenizer, *rows, run, output_dir, **trainer_settings, device=device)
+            trainer_settings["prior"] = freeze_prior(policy, prior, tokenizer, **averaged)
+        try:
+            return Trainer(policy, tokenizer, *rows, run, output_dir, **trainer_settings, device=device)
+        except UserError:
+            if not started:  # with a prior in it the folder would hold a run, of which there is nothing
+                shutil.rmtree(prior, ignore_errors=True)
+            raise
 
 
 def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:

@@ -192,6 +192,18 @@ def test_numbers_out_of_range_are_told(wrong):
         train.check(train.TrainConfig(data="data", output_dir="runs/x", **wrong))
 
 
+def test_a_refused_run_leaves_its_folder_to_the_next_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dpo learns from pairs, which these logs have not; its frozen prior is written before that is known."""
+    monkeypatch.chdir(folder)
+    wanted = ["--data", "data", "--model_name_or_path", "runs/bc", "--output_dir", "runs/refused", "--quiet"]
+    refused = load_config(train.TrainConfig, [*wanted, "--method", "dpo"], choices=train.CHOICES)
+    for _ in range(2):
+        with pytest.raises(UserError, match="pairs"):
+            train.main(refused)
+
+
 def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
     """No validation dialogs, and how tf_top chose to judge replies: in words and in the line of JSON."""
     shutil.copytree(folder / "data", folder / "whole")
