@@ -243,7 +243,7 @@ def postgres_url(postgres_server):
     return url
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
 def store_url(request, tmp_path):
     """An empty database of each kind that a store can be in."""
     return (

@@ -208,6 +208,7 @@ def test_every_online_config_loads_and_says_its_command(path: Path) -> None:
     assert (config.env or " --contexts " in first) and config.method.online
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.name)
 def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
@@ -225,6 +226,7 @@ def test_every_table_has_known_flags_and_says_its_command(path: Path, tmp_path: 
         SweepExperiment(sweep, tmp_path, tune.stages).check(points, where=str(place))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)
 def test_every_sweep_has_known_flags_and_says_its_command(path: Path, tmp_path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]

@@ -160,6 +160,7 @@ def test_consent_chat_votes_ratings_and_all_of_it_after_a_reload(served, chat):
     assert me.kept("chat") != first and me.bubbles() == []
 
 
+@pytest.mark.slow
 def test_what_is_said_streams_and_can_be_stopped(served, chat):
     me = chat().begin()
     slow = served.script.say("one two three four", hold=2)

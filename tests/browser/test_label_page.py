@@ -524,7 +524,8 @@ def test_a_wrong_token_is_asked_for_again(labels, open_page):
     assert page.evaluate("sessionStorage.getItem('rl_dialog.labels.token')") is None
 
 
-@pytest.mark.parametrize("width", [320, pytest.param(375, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 375])
 def test_on_a_phone(labels, sit_down, width):
     labels.ask(2, task="Which of the two clips shows the greener one, all in all?")
     labels.log.add_query(

@@ -94,6 +94,7 @@ def test_sampling_learns_nothing_and_tells_everything():
                 t += 1
 
 
+@pytest.mark.slow
 def test_a_learned_reward_never_sees_learned_ones():
     """Whatever it returns: what it is told are the environment's rewards, and the return that is reported is
     theirs."""
@@ -116,6 +117,7 @@ def test_a_learned_reward_never_sees_learned_ones():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nothing", [lambda trajectories: None, lambda trajectories: [each.rewards for each in trajectories]]
 )
@@ -125,6 +127,7 @@ def test_a_reward_may_have_nothing_to_say_yet(nothing):
         assert same(weights(each), weights(plain))
 
 
+@pytest.mark.slow
 def test_chance_is_the_seeds():
     def run(seed):
         with trainer(seed=seed) as each:
@@ -134,7 +137,9 @@ def test_chance_is_the_seeds():
     assert first == again and same(one, two) and not same(one, other)
 
 
-@pytest.mark.parametrize("settings", [PPO(**SMALL, lr_zero_steps=1000), A2C(batch_size=20)])
+@pytest.mark.parametrize(
+    "settings", [PPO(**SMALL, lr_zero_steps=1000), pytest.param(A2C(batch_size=20), marks=pytest.mark.slow)]
+)
 def test_a_run_that_goes_on_is_one_that_never_stopped(settings, tmp_path):
     """Four rounds, and two and two: the same weights, steps and learning rates. Episodes start anew every
     second round."""
@@ -170,6 +175,7 @@ def test_the_learning_rate_falls_to_zero_and_no_further():
     )  # Pop-Art rescales the last layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [PPO(**SMALL), PG(batch_size=120), A2C(batch_size=20)])
 @pytest.mark.parametrize(
     "make_envs",
@@ -258,6 +264,7 @@ def test_two_workers_sample_learn_and_go_on(tmp_path):
         ray.shutdown()
 
 
+@pytest.mark.slow
 def test_a_reward_that_nothing_confirms_does_not_move_the_policy():
     """Pace 0 keeps the policy and trains the values; pace 1 is as without."""
     with trainer() as paced, trainer() as free:
@@ -273,6 +280,7 @@ def test_a_reward_that_nothing_confirms_does_not_move_the_policy():
         assert same(weights(paced), weights(free))
 
 
+@pytest.mark.slow
 def test_beginnings_of_episodes_are_no_round():
     """Each its own episode, from its start on, the same again with the same seed; what is sampled after them
     starts anew and is what it would have been."""

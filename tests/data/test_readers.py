@@ -302,6 +302,7 @@ def test_truncated_zip_and_damaged_member(tmp_path):
     assert sum(isinstance(item, Dialog) for item in read_log(logs[0])) == 20_000
 
 
+@pytest.mark.slow
 def test_a_line_of_200_megabytes_is_reported_in_bounded_memory(tmp_path):
     path = tmp_path / "long.jsonl"
     with open(path, "wb") as file:
@@ -342,6 +343,7 @@ def test_a_line_exactly_as_long_as_allowed_is_read(tmp_path):
     assert len(read(path, max_line_bytes=len(row))[1]) == 1
 
 
+@pytest.mark.slow
 def test_a_large_array_is_read_in_flat_memory(tmp_path):
     path = tmp_path / "big.json"
     row = json.dumps({"messages": [{"role": "user", "content": "a" * 10_000}]})

@@ -128,6 +128,7 @@ def test_an_unsorted_export_gives_the_same_dialogs(tmp_path):
     assert len(ordered) == 30 and {d.id: d.messages for d in ordered} == {d.id: d.messages for d in shuffled}
 
 
+@pytest.mark.slow
 def test_a_sorted_export_is_read_in_flat_memory(tmp_path):
     rows = [
         website_row(f"chat{i:05d}", second, "m" * 1000, "r" * 1000)

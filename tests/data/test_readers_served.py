@@ -190,6 +190,7 @@ def test_passwords_are_not_in_errors(url):
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_a_database_that_stops_answering_is_no_bad_record(postgres_url, monkeypatch):
     """The chats can be read later, so the run ends instead of going on without them."""

@@ -701,6 +701,7 @@ def test_a_relative_path_is_taken_from_where_the_store_was_opened(tmp_path, monk
     assert store.counts()["chats"] == 4 and store.name == f"sqlite:///{tmp_path}/chats.db"
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_passwords_are_not_in_the_name(postgres_url):
     store = Store(postgres_url)

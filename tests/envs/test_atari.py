@@ -38,6 +38,7 @@ def test_points_are_signs_and_an_end_empties_the_stack():
     assert not seen[..., :3].any() and rewards[0] == 0 and not ended[0] and not truncated[0]
 
 
+@pytest.mark.slow
 def test_enduro_ends_at_its_limit_and_is_blank_below():
     """3000 frames, waiting of 1 to 30 included: 743 to 750 actions; rows of 160 and more of 210 are those of
     64 and more of 84."""
@@ -54,6 +55,7 @@ def test_enduro_ends_at_its_limit_and_is_blank_below():
     assert ((ends >= 743) & (ends <= 750)).all()
 
 
+@pytest.mark.slow
 def test_a_game_is_the_same_among_1_and_among_5():
     def played(n, **more):
         envs = AtariVector(n, "breakout", **more)

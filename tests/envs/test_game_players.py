@@ -70,6 +70,7 @@ def test_minimax_never_loses_on_either_side(textarena):
     assert play(both(), both().scripted_players()["minimax"](1), seed=1).returns == {"assistant": 0}
 
 
+@pytest.mark.slow
 def test_a_scripted_opponent_by_name_is_part_of_the_world(textarena):
     """Nim's first player wins, if it knows how: against itself as against anybody."""
     make = text_env("textarena:Nim-v0?opponent=perfect")
@@ -175,6 +176,7 @@ def test_random_movers_find_a_first_move(textarena, name):
     assert any(found)
 
 
+@pytest.mark.slow
 def test_the_catalogue_has_the_returns_of_those_who_know(textarena):
     row = measure("textarena:Nim-v0", episodes=4)
     assert row.scripted == (("perfect", 1.0),) and "| `perfect` 1.00 |" in table([row], set())

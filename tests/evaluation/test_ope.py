@@ -102,6 +102,7 @@ def test_the_value_follows_the_policy_not_the_logs(chain):
     assert value(chain, worst).first[0] == pytest.approx(-4, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_truncated_row_bootstraps_and_a_finished_one_does_not(chain, make_row):
     cut, ended = (make_row([OTHER, B, THEN], [(1, 1, 0.5)], truncated) for truncated in (True, False))
     pi = CHAIN | {OTHER: (0.0, 1.0, 0.0, 0.0)}
@@ -127,6 +128,7 @@ def test_inside_a_reply_nothing_is_earned_rated_or_not(make_row):
     assert found.decisions.tolist() == [2, 1]
 
 
+@pytest.mark.slow
 def test_turns_are_discounted_at_their_end_only(make_row):
     rows = [make_row([START, B, C], [(1, 2, 2.0)])]  # one reply of two tokens
     pi = {START: (0.0, 1.0, 0.0, 0.0), B: (0.0, 0.0, 1.0, 0.0), C: (0.25,) * 4}

@@ -340,7 +340,7 @@ def test_two_replicas_share_a_rate_take_over_models_and_lose_nothing(pair, check
     create = pair.client(ample).chat.completions.create
 
     def talk(rng):
-        time.sleep(0.1)  # the commands below need the processor too
+        time.sleep(0.3)  # the commands below need the processor too
         asked = {"model": "ilql", "messages": TALK, "seed": 1, "max_tokens": 12}
         if rng.random() < 0.5:
             answer = create(**asked)

@@ -48,7 +48,7 @@ METHODS = {
         "--learning_rate 2e-3"
     ),
 }
-OFTEN = ("ilql", "psi")  # values and KL-control; the others are `long`
+OFTEN = ("ilql",)  # the others are `long`
 ABOVE_CLONE_ONLY = (
     "dpo",
     "way_off_policy",

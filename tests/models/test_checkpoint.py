@@ -115,6 +115,7 @@ def test_a_plain_policy_comes_back(make_policy, tmp_path, family, method):
     close(logits(loaded), logits(policy))
 
 
+@pytest.mark.slow
 def test_plain_transformers_loads_the_policy_in_a_fresh_process(make_policy, tmp_path, tokenizer):
     """bc and way_off_policy act by their LM alone: AutoModelForCausalLM, in a process without us, gives the
     policy's logits and replies."""

@@ -105,7 +105,9 @@ def test_cloning_copies_the_shares(train) -> None:
 
 @pytest.mark.parametrize("c", [1.0, pytest.param(4.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "method", [partial(Psi, cql_weight=0.0), partial(WayOffPolicy, backup="psi")], ids=["heads", "published"]
+    "method",
+    [partial(Psi, cql_weight=0.0), pytest.param(partial(WayOffPolicy, backup="psi"), marks=pytest.mark.slow)],
+    ids=["heads", "published"],
 )
 def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(train, method, c: float) -> None:  # noqa: ANN001
     """The optimum of reward / c - KL over whole conversations: pi = p exp(R/c) / Z, with values in heads and
@@ -117,6 +119,7 @@ def test_psi_learning_reaches_the_prior_times_the_exponential_of_the_reward(trai
     assert chances(policy, THEN) == pytest.approx([weight / sum(later) for weight in later], abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [partial(KLControl, tau=0.98), WayOffPolicy], ids=["heads", "published"])
 def test_kl_control_with_a_weak_prior_takes_the_best_conversation(train, method) -> None:  # noqa: ANN001
     policy = train(method(c=0.25, gamma=1.0, alpha=0.1), clone(train))

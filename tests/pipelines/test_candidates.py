@@ -46,6 +46,7 @@ from rl_dialog.training.loop import Trainer, TrainerConfig
 from tests.holding import Hold
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -264,14 +265,12 @@ def test_the_manifest_says_where_it_came_from(made, world):
     } <= headline.keys()
 
 
-@pytest.mark.slow
 def test_the_same_bytes_from_any_number_of_workers_and_any_batch(made, world, tmp_path):
     out, _ = made
     main(config_of(world, tmp_path / "two", num_generators=1, num_scorers=2, batch_size=5))
     assert contents(tmp_path / "two") == contents(out)
 
 
-@pytest.mark.slow
 def test_another_threshold_and_another_similarity_use_the_texts_again(made, world, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(made[0], out)
@@ -290,7 +289,6 @@ def test_another_threshold_and_another_similarity_use_the_texts_again(made, worl
     assert [row["text"] for row in table(out)] == [row["text"] for row in table(made[0])]
 
 
-@pytest.mark.slow
 def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
     """The texts are used again; what each reply earns is what the model says of it behind its context, the
     human's too; another model is asked."""
@@ -322,7 +320,6 @@ def test_a_reward_model_says_what_candidates_earn(made, world, tmp_path):
     assert all("learned" not in dialog.messages[-1]["rewards"] for dialog in read_dialogs(out, "train"))
 
 
-@pytest.mark.slow
 def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     """The same settings, path and data; one weight more or less."""
     out = tmp_path / "out"
@@ -354,7 +351,6 @@ def test_another_model_never_uses_the_texts(made, world, tokenizer, tmp_path):
     assert (out / "candidates" / "texts" / train).read_bytes() == right
 
 
-@pytest.mark.slow
 def test_missing_shards_are_made_and_the_others_left(made, world, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(made[0], out)
@@ -488,7 +484,6 @@ def test_candidates_are_neither_overwritten_nor_gone_on_with_unasked(made, world
         main(config_of(world, made[0]))
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(world, tmp_path):
     """SIGKILL to the driver when a few shards are there; another Ray must not be running, so this one brings
     its own."""

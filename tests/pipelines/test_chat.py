@@ -97,6 +97,7 @@ def talk_here(monkeypatch, capsys, *arguments, lines):
     return capsys.readouterr().out.splitlines(), result
 
 
+@pytest.mark.slow
 def test_beams_commands_and_transcript(checkpoints, tmp_path):
     saved = tmp_path / "logs" / "chats.jsonl"
     lines = [

@@ -434,6 +434,7 @@ def check_candidates(path, replies, figures):
     assert answers == [row["response_1"] for row in rows]  # what is answered is the first candidate
 
 
+@pytest.mark.slow
 def test_candidates_do_not_depend_on_the_batch_size(runs, data, tmp_path):
     tables = []
     for size in (1, 128):

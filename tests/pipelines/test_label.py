@@ -174,6 +174,7 @@ def remarks(folder):
     return [(each.choice, each.strength, tuple(each.reasons or ()), each.flag) for each in given]
 
 
+@pytest.mark.slow
 def test_what_the_plan_asks_beside_the_choice(folder, terminal):
     """As on the page: capitals and Shift say much better, numbers give reasons, F flags with a note, and what
     was said of one pair is not said of the next."""
@@ -219,6 +220,7 @@ def test_what_the_plan_asks_beside_the_choice(folder, terminal):
     me.close()
 
 
+@pytest.mark.slow
 def test_remarks_in_lines_through_a_pipe(folder):
     folder.log.set_plan(strength=True, reasons=("bright", "steady"), guideline="# Look twice")
     folder.ask(4)
@@ -236,6 +238,7 @@ def test_remarks_in_lines_through_a_pipe(folder):
     ]
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_that_the_plan_does_not_ask(folder):
     folder.ask(2)
     lines = "L\n1\nr\nq\n"
@@ -246,6 +249,7 @@ def test_nothing_is_asked_that_the_plan_does_not_ask(folder):
     assert remarks(folder) == [("left", None, (), None), ("right", None, (), None)]
 
 
+@pytest.mark.slow
 def test_sessions_have_breaks_and_the_goal_an_end(folder, terminal):
     """The guideline comes first; after two answers a break, in which the pairs are free; after the third one,
     all that is asked of the labeller, there is no pair more."""
@@ -300,6 +304,7 @@ def test_the_lease_goes_on_while_somebody_thinks_and_ends_with_the_break(folder,
     me.close()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_gives_the_pair_back(folder, terminal):
     folder.ask(1)
     me = terminal("--idle", "1")
@@ -353,6 +358,7 @@ def test_lines_through_a_pipe(folder):
     assert folder.log.counts()["waiting"] == 2
 
 
+@pytest.mark.slow
 def test_who_reads_the_output_goes_away(folder):
     folder.ask(3)
     process = subprocess.Popen(

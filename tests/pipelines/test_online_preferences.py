@@ -100,6 +100,7 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_policy_learns_what_is_preferred(config, tmp_path: Path) -> None:  # noqa: ANN001
     """Nobody tells it what the world pays; an oracle says of pairs which was paid more. What was labelled is
     read by `fit_reward` as if people had answered."""

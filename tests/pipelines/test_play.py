@@ -110,6 +110,7 @@ def test_figures_and_records_are_those_of_the_environment_and_of_the_reward_mode
     )
 
 
+@pytest.mark.slow
 def test_a_film_has_a_frame_for_every_step_and_shows_what_was_seen(run, tmp_path):
     result = main(playing(run, output_dir=str(tmp_path / "out"), films=2))
     seen, _, _ = by_hand(ControlPolicy.from_pretrained(result["checkpoint"]), 5, 3)
@@ -235,6 +236,7 @@ def test_figures_without_spread():
     )
 
 
+@pytest.mark.slow
 def test_pong(tmp_path):
     pytest.importorskip("ale_py", reason="Atari games need ale-py: pip install ale-py")
     shape = shape_of(control_env("pong")(1))
@@ -254,6 +256,7 @@ def test_pong(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mp4(run, tmp_path):
     av = pytest.importorskip("av", reason="MP4 films are written by PyAV: pip install av")
     main(playing(run, output_dir=str(tmp_path), format="mp4", fps=30))

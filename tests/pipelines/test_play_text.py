@@ -284,6 +284,7 @@ def test_seats_are_taken_by_the_next_episode_and_answers_stay_with_theirs():
     assert sum(widths) == sum(len(each.replies) for each in played) and len(widths) < sum(widths) / 2
 
 
+@pytest.mark.slow
 def test_a_person_plays_in_a_terminal(tmp_path):
     """Two guesses by whoever types, and the end of the input, in a pseudo terminal."""
     logs = tmp_path / "mine.jsonl"

@@ -137,6 +137,7 @@ def test_a_synchronous_run(once):
     )
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_labels_losses_and_weights(once, tmp_path):
     config, _ = once
     again = replace(config, output_dir=str(tmp_path / "again"))
@@ -172,6 +173,7 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path):
         assert weights(tmp_path / "parts", name) == weights(tmp_path / "whole", name), name
 
 
+@pytest.mark.slow
 def test_the_policy_is_not_trained_before_there_is_a_reward(tmp_path):
     """gather keeps the policy as it was made; pretrain fits the reward to its labels; train takes both over,
     and waits for nothing."""
@@ -206,6 +208,7 @@ def test_an_asynchronous_run_and_the_same_command_again(tmp_path):
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
 
 
+@pytest.mark.slow
 def test_labels_and_rewards_of_another_run(once, tmp_path):
     """None given: labels are waited for. Labels: none, but the reward is fitted. A reward: neither."""
     source, _ = once
@@ -244,6 +247,7 @@ def newest(folder: Path) -> Path:
     return max(folder.iterdir(), key=lambda path: int(path.name))
 
 
+@pytest.mark.slow
 def test_the_true_reward(tmp_path):
     config = replace(
         SMALL, output_dir=str(tmp_path / "run"), mode="original-rewards", eval_every=512, eval_episodes=4
@@ -621,6 +625,7 @@ def test_what_cannot_be_in_any_environment(wrong, message, tmp_path):
 # A run that is copied, stopped, or gone on with
 
 
+@pytest.mark.slow
 def test_a_copied_run_writes_its_labels_into_itself(once, tmp_path):
     config, _ = once
     copy = tmp_path / "copy"
@@ -661,6 +666,7 @@ def test_a_reward_that_nothing_confirmed_is_followed_unless_told(once, tmp_path,
     assert learner.trainer.learner.pace == pace
 
 
+@pytest.mark.slow
 def test_metrics_stay_when_a_run_goes_on_from_its_beginning(tmp_path):
     config = replace(SMALL, output_dir=str(tmp_path / "run"), mode="gather")
     main(config)
@@ -669,6 +675,7 @@ def test_metrics_stay_when_a_run_goes_on_from_its_beginning(tmp_path):
     assert gathered and metrics_of(tmp_path / "run")[: len(gathered)] == gathered
 
 
+@pytest.mark.slow
 def test_what_was_gathered_asynchronously_may_go_on_in_turn(tmp_path):
     config = replace(SMALL, output_dir=str(tmp_path / "run"), mode="gather")
     main(config)
@@ -720,6 +727,7 @@ def test_the_label_log_of_an_earlier_version_is_the_folders_own(once, tmp_path, 
     assert "going on with --budget 60 instead of" in told and "sqlite" not in told
 
 
+@pytest.mark.slow
 def test_another_label_log_is_told_by_its_place(once, tmp_path, capsys):
     config, _ = once
     run = tmp_path / "run"

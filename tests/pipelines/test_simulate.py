@@ -295,6 +295,7 @@ def test_the_other_methods_run_to_the_end(policy, tmp_path):
     assert policy != "gdpl" or {"train/discriminator_loss", "train/learned_reward"} <= last.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.realdata
 def test_the_published_world(tmp_path):
     """The command of the README, shorter."""

@@ -131,6 +131,7 @@ def test_what_is_wrong_is_said_before_a_worker_starts(
     assert expected in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
     done = call(
         folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"

@@ -176,6 +176,7 @@ def test_a_wrong_online_sweep_is_refused_before_anything_starts(tmp_path, why) -
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_trial_of_online_that_failed_goes_on_from_its_checkpoint(checkpoints, tmp_path) -> None:  # noqa: ANN001
     """With the report that its last evaluation made, to the bits of one that nothing interrupted."""
     how = stages.LEARNING["online"]

@@ -96,6 +96,7 @@ def gold(number, preference=1.0):
     return [NewQuery(f"g{n}", f"h{n}", f"gold {n}", gold=preference) for n in range(number)]
 
 
+@pytest.mark.slow
 def test_gold_pairs_are_shown_now_and_then_and_are_no_labels(log):
     ask(log, 300)
     assert log.add_gold(gold(100)) == 100 and log.gold()["gold 7"] == 1.0

@@ -470,6 +470,7 @@ def test_a_log_and_a_store_of_chats_share_a_database(store_url):
     assert Store(store_url, create=False).counts()["chats"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_a_lost_connection_is_made_anew(postgres_url):
     log, admin = LabelLog(postgres_url), LabelLog(postgres_url)

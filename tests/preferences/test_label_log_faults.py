@@ -98,6 +98,11 @@ def test_kill_9_loses_nothing_that_was_acknowledged(store_url, start, kills):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "store_url",
+    ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.long])],
+    indirect=True,
+)
 def test_kill_9_of_one_among_four(store_url, start):
     """50 kills during 500 labels; the others go on meanwhile and take over what the killed one held."""
     log, rng, acknowledged = ask(store_url, 500), random.Random(0), []

@@ -48,6 +48,7 @@ def seen(answer):
     return answer.status_code, headers, body["error"] if "error" in body else shape(body)
 
 
+@pytest.mark.slow
 def test_every_arm_looks_the_same(serve, arms):
     with serve(models=arms, needs_key=True, max_tokens=0) as (url, models, store):
         looks = {}

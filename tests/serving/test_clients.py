@@ -206,6 +206,7 @@ def test_streams_at_once_of_which_one_is_cancelled(serve, slowed):
         assert store.counts()["turns"] == 8 + 7, "the one that was left is not stored"
 
 
+@pytest.mark.slow
 def test_the_clients_own_way_to_collect_a_stream(serve, friend):
     """`chat.completions.stream` puts the chunks together; what comes out is the answer in one piece."""
 
@@ -262,6 +263,7 @@ def test_what_goes_wrong_in_a_stream_is_raised(serve, monkeypatch):
             list(client.chat.completions.create(model="bc", messages=[HELLO], stream=True))
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_stream(serve, friend):
     body = {
         "model": "friend",

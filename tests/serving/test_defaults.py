@@ -59,7 +59,10 @@ def three(checkpoints, make_policy, tokenizer, tmp_path):
     return checkpoints | {"utterance": place}
 
 
-@pytest.mark.parametrize("name", ["bc", "ilql", "utterance"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("bc", marks=pytest.mark.slow), "ilql", pytest.param("utterance", marks=pytest.mark.slow)],
+)
 def test_chat_and_server_say_what_is_evaluated(serve, three, tokenizer, capsys, name):
     """Reply for reply at the same seed, so in distribution too; chat's first draws from stream(seed, 0)."""
     policy, replies = load_for_decoding(three[name]), {"evaluated": [], "chat": [], "served": []}

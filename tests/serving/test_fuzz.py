@@ -313,6 +313,7 @@ def test_valid_requests_are_answered(server, effort):
         assert store.counts()["turns"] > 0
 
 
+@pytest.mark.slow
 @effort
 def test_arbitrary_json_on_every_route(server, effort):
     with server() as (http, _, _):
@@ -373,6 +374,7 @@ def test_near_valid_chat_requests(server, effort):
         asked()
 
 
+@pytest.mark.slow
 @effort
 def test_many_at_once_of_which_some_leave(server, effort):
     """Clients that give up at any moment, among others that get what they asked for."""
@@ -505,6 +507,7 @@ def raw(url, request, *, leave):
 GOOD = json.dumps({"model": "bc", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
+@pytest.mark.slow
 def test_other_methods_headers_and_encodings(server):
     with server(max_body_bytes=2000) as (http, _, url):
         v1 = (

@@ -65,6 +65,7 @@ def whole(box, choices=1):
     ]
 
 
+@pytest.mark.slow
 def test_it_says_what_an_engine_says_and_refuses_what_it_refuses(engine, ask, checkpoints):
     asks = [
         ask("hello there"),

@@ -39,6 +39,7 @@ def test_lines_after_the_step_that_a_run_resumes_from_are_dropped(tmp_path: Path
     }
 
 
+@pytest.mark.slow
 def test_mlflow_holds_one_run_with_its_settings_over_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -695,7 +695,14 @@ def learn_in_two_units(folder: Path, method: str, *, updates: int, batch_size: i
         )
 
 
-@pytest.mark.parametrize("method", VALUE_METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "mc",
+        "ilql",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in VALUE_METHODS if name not in ("mc", "ilql")),
+    ],
+)
 def test_the_unit_of_rewards_changes_nothing(method: str, tmp_path: Path) -> None:
     learn_in_two_units(tmp_path, method, updates=UPDATES.get(method, 40), batch_size=4)
 
@@ -864,7 +871,11 @@ def test_the_prior_s_levels_reach_the_states_they_belong_to(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "method",
-    [ILQL(target_kl=0.5), Psi(target_kl=0.5), ILQL(target_kl=2.0)],
+    [
+        ILQL(target_kl=0.5),
+        pytest.param(Psi(target_kl=0.5), marks=pytest.mark.slow),
+        pytest.param(ILQL(target_kl=2.0), marks=pytest.mark.slow),
+    ],
     ids=["ilql", "psi", "ilql, 2 nats"],
 )
 def test_the_strength_follows_from_a_divergence_per_reply(method: Method, tmp_path: Path) -> None:

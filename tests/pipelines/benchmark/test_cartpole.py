@@ -151,6 +151,7 @@ def test_cloning_brings_the_teacher_back():
     assert (returns(sampled(networks), 2, seed=1, episodes=10) > before + 50).all()
 
 
+@pytest.mark.slow
 def test_the_vae_finds_known_probabilities():
     """Two states, in which action 1 was taken in 20 % and in 90 %; two networks side by side, the second with
     the states the other way round."""

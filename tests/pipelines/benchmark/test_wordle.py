@@ -17,6 +17,7 @@ from rl_dialog.evaluation.q_rank import q_rank, read_pairs
 from rl_dialog.models.language_model import ModelConfig
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     """The curves end with what the checkpoints say of the pairs that lie beside them."""
     monkeypatch.setattr(wordle, "MODEL", ModelConfig(layers=1, width=8, attention_heads=2, context=128))
