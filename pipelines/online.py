@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import nullcontext
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     check(config)
     worlds, judge = worlds_of(config), judge_of(config)
     out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
-    with nullcontext() if config.quiet else following(out), room_for(out):
+    with nullcontext() if config.quiet else following(out), room_for(out), emptied_if_refused(out):
         if config.num_learners:
             result = learn_on_workers(from_anywhere(config))
         else:
@@ -96,6 +98,18 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     before, after = returns_of(out)
     returns = {"return_before": before, "return": after}
     return {"output_dir": str(out), **returns, **result, "rollouts": str(out / "rollouts")}
+
+
+@contextmanager
+def emptied_if_refused(out: Path) -> Iterator[None]:
+    """A run that is refused before it has played a round leaves its folder to the corrected command: a world
+    may say only when it is played how many roles it has."""
+    try:
+        yield
+    except UserError:
+        if not (out / "latest").is_file() and not any((out / "rollouts").glob("*")):
+            shutil.rmtree(out)
+        raise
 
 
 def worlds_of(config: OnlineConfig) -> tuple[MakeEnv, MakeEnv]:

@@ -496,6 +496,15 @@ def test_rewards_that_cannot_judge_a_new_reply_are_refused(config, logs, rewards
 # --- self-play ----------------------------------------------------------------------------------------------
 
 
+def test_a_refused_run_leaves_its_folder_to_the_corrected_command(config) -> None:  # noqa: ANN001
+    """The world says when it is played that it has two roles."""
+    refused = replace(config, env="tests.evaluation.test_self_play:Bidding", max_steps=1)
+    with pytest.raises(UserError, match="online --self_play"):
+        online.main(refused)
+    assert not Path(config.output_dir).exists()
+    online.main(replace(refused, self_play=True))
+
+
 def talks(config: OnlineConfig, logs: str, **more) -> OnlineConfig:  # noqa: ANN003
     rewards = {"vowels_reward:vowels": 1.0, "repetition": 0.1}
     return replace(config, env="", contexts=logs, self_play=True, self_play_turns=2, rewards=rewards, **more)
