@@ -210,17 +210,17 @@ def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:
 
 @contextmanager
 def noting(notes: list[str], directory: Path) -> Iterator[None]:
-    """Collects the warnings of the block, given as ever, and writes them where `following` reads."""
+    """Collects the warnings of the block and writes them where `following` reads, which shows each once."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
         show = warnings.showwarning
 
         def note(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if category is UserWarning:
-                notes.append(" ".join(str(message).split()))  # as `following` shows it
-                if int(os.environ.get("RANK", "0")) == 0:
-                    write_note(directory, notes[-1])
-            show(message, category, *where, **more)
+            if category is not UserWarning:
+                return show(message, category, *where, **more)
+            notes.append(" ".join(str(message).split()))  # as `following` shows it
+            if int(os.environ.get("RANK", "0")) == 0:
+                write_note(directory, notes[-1])
 
         warnings.showwarning = note
         yield
