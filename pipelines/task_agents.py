@@ -30,7 +30,8 @@ class InWorld:
     """Whom the system meets."""
 
     world: str = ""
-    """the folder with MultiWOZ's files; by default a generated town"""
+    """the folder with MultiWOZ's files, or module:name, a function of your own that returns a World; by
+    default a generated town"""
     options: Options = Options()
     """how users, goals, rewards and measures behave"""
 

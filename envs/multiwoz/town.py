@@ -128,8 +128,9 @@ REQUESTS = {
 BOOKINGS = {"restaurant": 0.4, "hotel": 0.45, "train": 0.35}
 
 
-def generate_town(seed: int = 0) -> World:
-    """The world of a seed; the same seed is the same town everywhere."""
+def generate_town(seed: int = 0, *, user_sentences: Mapping[str, tuple[str, ...]] | None = None) -> World:
+    """The world of a seed; the same seed is the same town everywhere. Its users say `user_sentences`, by
+    default USER_SENTENCES."""
     rng = random.Random(seed)
     rows = {
         "attraction": _places("attraction", 40, rng),
@@ -149,7 +150,10 @@ def generate_town(seed: int = 0) -> World:
         values={domain: _values(table) for domain, table in rows.items()},
         user_tokens=user,
         system_tokens=system,
-        sentences={"user": _sentences(user, USER_SENTENCES), "system": _sentences(system, SYSTEM_SENTENCES)},
+        sentences={
+            "user": _sentences(user, user_sentences or USER_SENTENCES),
+            "system": _sentences(system, SYSTEM_SENTENCES),
+        },
     )
 
 

@@ -27,6 +27,7 @@ from envs.multiwoz.goals import GoalModel
 from envs.multiwoz.templates import Speaker
 from envs.multiwoz.values import Values
 from rl_dialog.errors import UserError
+from rl_dialog.own import own
 
 TABLES = ("attraction", "hotel", "restaurant", "train", "hospital", "police")
 NEEDED = {
@@ -99,13 +100,15 @@ class World:
 
 
 def load_world(folder: str | Path = "") -> World:
-    """The world of a folder; the generated town for an empty name. Raises WorldError for missing and broken
-    files."""
+    """The world of a folder, or what a function `module:name` of one's own returns; the generated town for
+    an empty name. Raises WorldError for missing and broken files."""
     if not folder:
         from envs.multiwoz.town import generate_town  # here, because the town is made of a World
 
         return generate_town()
     path = Path(folder)
+    if ":" in str(folder) and not path.exists():
+        return own(str(folder), "a world of task dialogs")()
     if not path.is_dir():
         raise WorldError(
             f"{path}: expected a folder with world files, found {'a file' if path.exists() else 'nothing'}. "

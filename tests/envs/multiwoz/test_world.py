@@ -15,6 +15,7 @@ from envs.multiwoz.rollout import play
 from envs.multiwoz.rule_policy import RulePolicy
 from envs.multiwoz.town import generate_town
 from envs.multiwoz.world import TABLES, WorldError, load_world
+from rl_dialog.errors import UserError
 
 
 @pytest.fixture
@@ -175,6 +176,21 @@ def test_other_things_than_worlds(folder, tmp_path):
     shutil.move(folder / "goal/new_goal_model.json", folder / "goal/new_goal_model.pkl")
     with pytest.raises(WorldError, match="found new_goal_model.pkl, and pickles are not read: convert it"):
         load_world(folder)
+
+
+def test_a_world_of_ones_own():
+    """A function that returns one, here the town with users of other words; all else stays."""
+    other, town = load_world("tests.worlds.other_words:town"), load_world()
+    assert other.templates["system"] == town.templates["system"]
+    said = [
+        {text for slots in world.templates["user"].values() for texts in slots.values() for text in texts}
+        for world in (other, town)
+    ]
+    assert len(said[0]) > 50 and not said[0] & said[1]
+    goals = [world.goals.sample(random.Random(0), Options()) for world in (other, town)]
+    assert goals[0] == goals[1]
+    with pytest.raises(UserError, match="other_words:twon.*Did you mean town"):
+        load_world("tests.worlds.other_words:twon")
 
 
 def test_sentences_are_read_when_needed(folder):
