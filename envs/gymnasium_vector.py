@@ -407,8 +407,9 @@ def acting(name: str, space: spaces.Space) -> tuple[Callable[[Any], Any], spaces
         between = np.where(bounded, least + (given + 1) / 2 * width, given)
         return np.clip(between, low, high).astype(space.dtype)
 
-    seen_low, seen_high = np.where(bounded, -1.0, low), np.where(bounded, 1.0, high)
-    return scaled, spaces.Box(seen_low.reshape(size), seen_high.reshape(size), dtype=np.float32)
+    ends = np.where(bounded, -1.0, low), np.where(bounded, 1.0, high)
+    seen_low, seen_high = (end.astype(np.float32).reshape(size) for end in ends)
+    return scaled, spaces.Box(seen_low, seen_high, dtype=np.float32)
 
 
 def grey(picture: np.ndarray) -> np.ndarray:
