@@ -19,6 +19,7 @@ from rl_dialog.preferences.agreement import opinions
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelling import log_url
 from rl_dialog.preferences.labels import Answer, Label
+from rl_dialog.preferences.reliability import Judgement
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments
 
@@ -75,7 +76,9 @@ def take_over(source: Path, out: Path, labels: str) -> int:
     return LabelLog(labels).add_labels(copied)
 
 
-def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterator[dict[str, Any]]:
+def trl_rows(
+    labels: Iterable[Label | Judgement], segments: Mapping[str, Segment]
+) -> Iterator[dict[str, Any]]:
     """The labels of replies as rows with prompt, chosen and rejected. Ties and incomparable ones are left
     out: the format has no place for them.
 
@@ -103,14 +106,14 @@ def trl_rows(labels: Iterable[Label], segments: Mapping[str, Segment]) -> Iterat
         }
 
 
-def write_trl(path: Path, labels: Iterable[Label], segments: Mapping[str, Segment]) -> int:
+def write_trl(path: Path, labels: Iterable[Label | Judgement], segments: Mapping[str, Segment]) -> int:
     """Writes these rows, whole or not at all; how many."""
     rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in trl_rows(labels, segments)]
     write_text_atomically(path, "".join(rows))
     return len(rows)
 
 
-def _reply(segment: Segment, label: Label) -> Reply:
+def _reply(segment: Segment, label: Label | Judgement) -> Reply:
     if not isinstance(segment, Reply):
         got = "clips of an environment" if isinstance(segment, Clip) else "whole conversations"
         raise UserError(f"expected labels of replies, got one of {got}: the query {label.query!r}")
