@@ -31,8 +31,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import lru_cache
-from typing import Any, Literal, get_args
+from functools import lru_cache, partial
+from typing import Any, Literal, SupportsFloat, get_args
 
 import gymnasium
 import numpy as np
@@ -42,7 +42,7 @@ from gymnasium.vector.utils import batch_space
 from PIL import Image
 
 from rl_dialog.errors import UserError
-from rl_dialog.own import own
+from rl_dialog.own import line_in, own
 
 SMALL = 84  # sides of the pictures that agents see
 WIDEST = 240  # of the longer side of a picture that people see
@@ -195,9 +195,8 @@ class GymnasiumVector(VectorEnv):
             env.close()
 
     def _start(self, i: int, seed: int | None) -> None:
-        observation, _ = self.envs[i].reset(seed=seed)
         self.steps[i], self.ended[i], self.absorbed[i] = 0, False, False
-        seen = self._see(observation)
+        seen = self._see(started(self.name, self.envs[i], seed))
         self._check(i, "observation", seen)
         self.seen[i] = np.tile(seen, self.frames)
 
@@ -207,6 +206,12 @@ class GymnasiumVector(VectorEnv):
             step = f"after {self.steps[i]} steps of an episode"
             raise UserError(f"{self.name}: expected a finite {what}, got {value} {step}")
 
+    def _check_reward(self, i: int, reward: Any) -> None:
+        if np.ndim(reward) or not isinstance(reward, SupportsFloat):
+            step = f"after {self.steps[i]} steps of an episode: return 0.0 where nobody knows it"
+            raise UserError(f"{self.name}: expected one number as the reward, got {reward!r} {step}")
+        self._check(i, "reward", reward)
+
     def _step(self, i: int, action: Any) -> tuple[float, bool, bool]:
         """Reward, terminated, truncated."""
         self.steps[i] += 1
@@ -214,8 +219,8 @@ class GymnasiumVector(VectorEnv):
         if self.absorbed[i]:
             self._take(i, self.seen[i][..., -(self.seen.shape[-1] // self.frames) :])
             return 0.0, False, limit
-        observation, reward, terminated, truncated, _ = self.envs[i].step(self._act(action))
-        self._check(i, "reward", reward)
+        observation, reward, terminated, truncated, _ = stepped(self.name, self.envs[i], self._act(action))
+        self._check_reward(i, reward)
         early = (terminated or truncated) and not limit
         if early and self.ends == "refuse":
             raise UserError(
@@ -227,7 +232,7 @@ class GymnasiumVector(VectorEnv):
             if self.ends == "absorb":
                 self.absorbed[i] = True
             else:
-                self._take(i, self._see(self.envs[i].reset()[0]))
+                self._take(i, self._see(started(self.name, self.envs[i])))
             return float(reward), False, False
         return float(reward), bool(terminated and self.ends == "allow"), bool(truncated or limit)
 
@@ -262,8 +267,10 @@ def made(name: str, *, drawn: bool = False, steps: int = 0) -> gymnasium.Env:
         more["max_episode_steps"] = steps
     try:
         env = make(**more)
-    except (TypeError, gymnasium.error.Error, ImportError, ValueError) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of somebody's environment and its libraries
+        what = _told(name, error)
         if drawn and "render" in str(error):
             raise UserError(f"{name}: {_undrawn(what)}") from error
         raise UserError(f"--env {name} cannot be made: {what}") from error
@@ -274,6 +281,46 @@ def made(name: str, *, drawn: bool = False, steps: int = 0) -> gymnasium.Env:
     if drawn and "rgb_array" not in (env.metadata.get("render_modes") or ()):
         raise UserError(f"{name}: {_undrawn(str(env.metadata.get('render_modes')))}")
     return env
+
+
+def started(name: str, env: gymnasium.Env, seed: int | None = None) -> Any:
+    """The first observation of a new episode. Raises UserError for a `reset` that does not keep Gymnasium's
+    contract."""
+    told = _asked(name, "reset", env.reset, seed=seed)
+    if not (isinstance(told, tuple) and len(told) == 2):
+        raise UserError(f"{name}: expected reset to return (observation, info), got {_short(told)}")
+    return told[0]
+
+
+def stepped(name: str, env: gymnasium.Env, action: Any) -> tuple[Any, Any, bool, bool, Any]:
+    """What `step` returns. Raises UserError where that is not what a step returns."""
+    told = _asked(name, "step", env.step, action)
+    if not (isinstance(told, tuple) and len(told) == 5):
+        expected = "expected step to return (observation, reward, terminated, truncated, info)"
+        raise UserError(f"{name}: {expected}, got {_short(told)}")
+    return told
+
+
+def _asked(name: str, what: str, method: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    try:
+        return method(*given, **more)
+    except (UserError, OSError, MemoryError):
+        raise
+    except Exception as error:  # of somebody's environment and its libraries
+        got = _told(name, error)
+        debug = "RL_DIALOG_DEBUG=1 shows the whole way"
+        raise UserError(f"{name}: expected {what} to return, got {got}. {debug}") from error
+
+
+def _told(name: str, error: Exception) -> str:
+    """What an environment raised, with the line of its module, where it is of one."""
+    reason = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {reason}{line_in(name.partition(':')[0], error)}"
+
+
+def _short(told: Any) -> str:
+    parts = f"{len(told)} parts, " if isinstance(told, tuple) else ""
+    return f"{parts}{' '.join(repr(told).split())[:200]}"
 
 
 def drawing(env: gymnasium.Env) -> np.ndarray:
@@ -306,7 +353,7 @@ def seeing(name: str, space: spaces.Space) -> tuple[Callable[[Any], np.ndarray],
                 "--frames stacks the last ones, or numbers (gymnasium.wrappers.FlattenObservation), and pass "
                 "your module:Class"
             )
-        return grey, spaces.Box(0, 255, (SMALL, SMALL, 1), np.uint8)
+        return partial(_as_said, name, space, grey), spaces.Box(0, 255, (SMALL, SMALL, 1), np.uint8)
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
         raise UserError(
             f"{name}: expected observations that are numbers or pictures, got {type(space).__name__} "
@@ -314,13 +361,35 @@ def seeing(name: str, space: spaces.Space) -> tuple[Callable[[Any], np.ndarray],
             "gymnasium.wrappers.FlattenObservation does, and pass your module:Class"
         )
     size = spaces.flatdim(space)
+    if not size:
+        raise UserError(f"{name}: expected observations of at least one number, got {space}")
     see = lambda observation: spaces.flatten(space, observation).astype(np.float32)  # noqa: E731
-    return see, spaces.Box(-np.inf, np.inf, (size,), np.float32)
+    return partial(_as_said, name, space, see), spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+
+def _as_said(
+    name: str, space: spaces.Space, see: Callable[[Any], np.ndarray], observation: Any
+) -> np.ndarray:
+    """What is seen of an observation. Raises UserError for one that is none of its space: one number would be
+    taken for each of several, and one out of range for another. Of a Box the size alone counts, and of
+    pictures the shape and that they are bytes: bounds are often too narrow."""
+    if see is grey:
+        fits = isinstance(observation, np.ndarray) and observation.dtype == np.uint8
+        fits = fits and observation.shape == space.shape
+    elif isinstance(space, spaces.Box):
+        fits = np.size(observation) == np.prod(space.shape)
+    else:
+        fits = space.contains(observation)
+    if not fits:
+        shape = f" of the shape {np.shape(observation)}" if isinstance(observation, np.ndarray) else ""
+        raise UserError(f"{name}: expected observations of its {space}, got {_short(observation)}{shape}")
+    return see(observation)
 
 
 def acting(name: str, space: spaces.Space) -> tuple[Callable[[Any], Any], spaces.Space]:
     """How a policy's action becomes one of a space, and the space of the policy's. Raises UserError for what
-    is neither Discrete nor a Box of real numbers."""
+    is neither Discrete nor a Box of real numbers. Numbers with two bounds are between -1 and 1 there; others
+    stay as they are, inside of the bound that they may have."""
     if isinstance(space, spaces.Discrete):
         return lambda action: int(action) + int(space.start), spaces.Discrete(int(space.n))
     if not isinstance(space, spaces.Box) or space.dtype.kind != "f":
@@ -329,16 +398,18 @@ def acting(name: str, space: spaces.Space) -> tuple[Callable[[Any], Any], spaces
             "pass your module:Class"
         )
     size = int(np.prod(space.shape))
-    if not space.is_bounded():
-        like = lambda action: np.asarray(action, space.dtype).reshape(space.shape)  # noqa: E731
-        return like, spaces.Box(-np.inf, np.inf, (size,), np.float32)
-    low, high = space.low, space.high
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    least, width = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0) - np.where(bounded, low, 0.0)
 
     def scaled(action: np.ndarray) -> np.ndarray:
-        between = low + (np.asarray(action, np.float64).reshape(space.shape) + 1) / 2 * (high - low)
+        given = np.asarray(action, np.float64).reshape(space.shape)
+        between = np.where(bounded, least + (given + 1) / 2 * width, given)
         return np.clip(between, low, high).astype(space.dtype)
 
-    return scaled, spaces.Box(-1.0, 1.0, (size,), np.float32)
+    ends = np.where(bounded, -1.0, low), np.where(bounded, 1.0, high)
+    seen_low, seen_high = (end.astype(np.float32).reshape(size) for end in ends)
+    return scaled, spaces.Box(seen_low, seen_high, dtype=np.float32)
 
 
 def grey(picture: np.ndarray) -> np.ndarray:
@@ -353,7 +424,7 @@ def time_limit(name: str, ends: str) -> int:
     Raises UserError where these have no end, or not all the same."""
     env = made(name)
     limit = env.spec.max_episode_steps if env.spec else None
-    lengths = [] if limit else [_length(env, seed) for seed in range(PROBED)]
+    lengths = [] if limit else [_length(name, env, seed) for seed in range(PROBED)]
     env.close()
     if limit:
         return limit
@@ -382,17 +453,17 @@ def _ending(name: str) -> bool:
 def _first_length(name: str, horizon: int) -> int:
     """Of the shortest of a few episodes of random actions, at most `horizon`."""
     env = made(name, steps=horizon)
-    lengths = [_length(env, seed, min(horizon, PATIENCE)) for seed in range(PROBED)]
+    lengths = [_length(name, env, seed, min(horizon, PATIENCE)) for seed in range(PROBED)]
     env.close()
     return min(length or horizon for length in lengths)
 
 
-def _length(env: gymnasium.Env, seed: int, most: int = PATIENCE) -> int:
+def _length(name: str, env: gymnasium.Env, seed: int, most: int = PATIENCE) -> int:
     """Steps of an episode of random actions; 0 where it is not over by then."""
-    env.reset(seed=seed)
+    started(name, env, seed)
     env.action_space.seed(seed)
     for step in range(1, most + 1):
-        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        _, _, terminated, truncated, _ = stepped(name, env, env.action_space.sample())
         if terminated or truncated:
             return step
     return 0

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from envs import control_env
+from rl_dialog.data.database import database_url
 from rl_dialog.errors import UserError
 from rl_dialog.preferences import labelling
 from rl_dialog.preferences.disagreement_report import disagreement_report
@@ -87,6 +88,9 @@ def main(config: LabelConfig) -> dict[str, Any]:
         raise UserError(f"expected at least 1 second as --lease and --idle, {got}")
     settings = RunFiles(folder).settings()
     url = labelling.log_url(config.labels, folder, settings)
+    file = database_url(url).database if url.startswith("sqlite") else ""
+    if config.report and file and not Path(file).is_file():
+        raise UserError(f"--report: expected a run with a log of labels, found nothing at {file}")
     log = LabelLog(url)
     try:
         if config.new_token or config.revoke:

@@ -37,11 +37,14 @@ from envs import CONTROL, vectors_of, with_options
 from rl_dialog.config import to_dict
 from rl_dialog.data.database import database_url, shown_url, without_password
 from rl_dialog.errors import UserError
+from rl_dialog.models.control_policy import ControlPolicy, shape_of
+from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.earlier_runs import is_earlier, named_labels, with_names_since
 from rl_dialog.preferences.environments import observes_pictures, probe
-from rl_dialog.preferences.exchange import take_over
+from rl_dialog.preferences.exchange import check_source, take_over
+from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.original_names import OriginalNames, in_our_names
-from rl_dialog.preferences.run_files import RunFiles
+from rl_dialog.preferences.run_files import RunFiles, latest_of
 from rl_dialog.preferences.settings import (
     Suited,
     clip_length_of,
@@ -120,6 +123,8 @@ def resolved(config: PreferConfig) -> PreferConfig:
     ours."""
     labels = config.labels or RunFiles(config.output_dir).own_labels
     given = {"labels": labels, "env_options": _options(config)}
+    given["model_name_or_path"] = latest_of(config.model_name_or_path, "checkpoint")
+    given["reward_model"] = latest_of(config.reward_model, "reward")
     config = in_our_names(replace(config, **given, **dict.fromkeys(OF_GYMNASIUM)))
     envs = probe(_make_envs(config), is_seen=config.is_seen)
     horizon = 0 if _is_earlier(config) else getattr(envs, "horizon", 0)
@@ -137,6 +142,7 @@ def main(config: PreferConfig) -> dict[str, Any]:
     config = resolved(config)
     require(config, output_dir="the folder of the run")
     config.check()
+    database_url(config.labels)  # raises for what is no log's
     if config.synchronous and config.is_seen:
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")
     out = _claimed(config)
@@ -161,14 +167,43 @@ def _claimed(config: PreferConfig) -> Path:
     before = with_names_since(_began(config), config, _make_envs(config))
     if before:
         before = {**before, "labels": without_password(named_labels(before, files.folder))}
+    takes_over = _takes_over(config, before)
+    _check_starts(config, begins=not before, takes_over=takes_over)
     is_own = config.labels == files.own_labels  # it is another one in a copy of the folder
     kept = replace(config, labels="" if is_own else without_password(config.labels))
     out = claim_output(kept, "prefer", free=[name for name in now if name not in FIXED], began=before)
     for change in _changes(before, to_dict(kept), files.own_labels):
         print(f"going on with {change}", file=sys.stderr, flush=True)
-    if config.labels_from and not before:
+    if takes_over:
         take_over(Path(config.labels_from), out, config.labels)
     return out
+
+
+def _check_starts(config: PreferConfig, *, begins: bool, takes_over: bool) -> None:
+    """Raises UserError for labels, a reward or a policy that are not there or of another world, before
+    --overwrite deletes anything."""
+    if not takes_over and not (begins and (config.reward_model or config.model_name_or_path)):
+        return
+    envs = _make_envs(config)(1)
+    shape = shape_of(envs, normalise_observations=config.normalise_observations, scales=2)
+    envs.close()
+    if takes_over:
+        check_source(Path(config.labels_from), Path(config.output_dir), shape)
+    if begins and config.reward_model:
+        RewardModel.from_pretrained(config.reward_model, expected=shape)
+    if begins and config.model_name_or_path:
+        ControlPolicy.from_pretrained(config.model_name_or_path, expected=shape)
+
+
+def _takes_over(config: PreferConfig, before: Mapping[str, Any]) -> bool:
+    """Are labels of another run to come? A run that goes on has them, unless it ended before they came, or is
+    told of them only now."""
+    if not config.labels_from or not before or config.labels_from != before.get("labels_from"):
+        return bool(config.labels_from)
+    log = LabelLog(config.labels)
+    answers, *_ = log.state()
+    log.close()
+    return not answers
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], own_labels: str) -> Iterator[str]:

@@ -34,6 +34,7 @@ from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.preferences.exchange import write_trl
 from rl_dialog.preferences.label_log import LabelLog
+from rl_dialog.preferences.reliability import UNTRUSTED, judgements
 from rl_dialog.preferences.replies import replies_of
 from rl_dialog.preferences.reply_queries import ReplyQuestions, answer_by_reward, ask_about, asked_contexts
 from rl_dialog.preferences.reply_sources import ReplySource
@@ -53,7 +54,8 @@ class PreferRepliesConfig(ReplySource, ReplyQuestions, Decoding, Quiet):
     """URL of the label log, such as postgresql://user:password@host/database; by default labels.db in the
     folder"""
     export: str = ""
-    """write the preferences so far into this file, as TRL's prompt, chosen, rejected"""
+    """write the preferences so far into this file, as TRL's prompt, chosen, rejected: of each pair what is
+    most probably right, as `fit_reward` learns it; ties and what nobody reliable has judged are left out"""
     batch_size: int = 128
     """replies generated together"""
 
@@ -81,7 +83,8 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
         if config.oracle:
             counts["answered"] = answer_by_reward(config, log, segments)
         if config.export:
-            counts["exported"] = write_trl(Path(config.export), log.labels(), segments)
+            trusted = [one for one in judgements(log.answers()) if one.noise < UNTRUSTED]
+            counts["exported"] = write_trl(Path(config.export), trusted, segments)
         return {**counts, **log.counts()}
     finally:
         log.close()

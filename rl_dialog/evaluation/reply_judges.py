@@ -227,13 +227,13 @@ def log_odds_measures(
 
 def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | None, list[dict[str, Any]]]:
     """(error, bins) over labels without ties: how sure the model is of the side that it prefers, and how
-    often that is right.
+    often that is right; equal scores, of which it prefers none, are half right.
 
     The error is the mean distance of the two, weighted by labels (ECE); None without a label.
     """
     decided = preferred != 0.5
     sure = 1 / (1 + np.exp(-np.abs(difference[decided])))
-    right = ((difference > 0) == (preferred > 0.5))[decided].astype(float)
+    right = np.where(difference == 0, 0.5, (difference > 0) == (preferred > 0.5))[decided]
     place = np.minimum(((sure - 0.5) * 2 * BINS).astype(int), BINS - 1)
     bins = [
         {

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 LEAST = 1e-4  # deviation: what never varies is no noise to be amplified
+MOST = 1e17  # larger ones, of sensors that see nothing, are taken for it: a variance holds its square
 
 
 class RunningScale(nn.Module):
@@ -33,7 +34,7 @@ class RunningScale(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, observations: Tensor) -> Tensor:
-        observations = observations.float()
+        observations = observations.float().clamp(-MOST, MOST)
         z = torch.asinh((observations - self.mean) / self.variance.sqrt().clamp(min=LEAST))
         return z if self.scales == 1 else torch.cat([z, torch.asinh(observations)], -1)
 
@@ -41,7 +42,7 @@ class RunningScale(nn.Module):
     def add(self, observations: Tensor) -> None:
         """Means and variances become those of the observations so far and these, on whatever device they are
         # (N, S); Chan et al. 1979"""
-        observations = observations.to(self.mean.device, torch.float32)
+        observations = observations.to(self.mean.device, torch.float32).clamp(-MOST, MOST)
         n, mean = len(observations), observations.mean(0)
         variance, total = observations.var(0, unbiased=False), self.count + len(observations)
         self.variance.masked_fill_(self.count == 0, 0.0)

@@ -10,13 +10,16 @@ that the run has, clips too, by their ids:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_dialog.errors import UserError
-from rl_dialog.preferences.labels import Answer, NewQuery
+from rl_dialog.preferences.labels import Answer, NewQuery, pair_id
 from rl_dialog.preferences.segments import Reply, Segments
+
+HALF = re.compile("[\ud800-\udfff]")  # of a character: no file in UTF-8 can hold it
 
 
 def read_gold(path: str | Path, segments: Segments, *, task: str = "") -> list[NewQuery]:
@@ -27,10 +30,16 @@ def read_gold(path: str | Path, segments: Segments, *, task: str = "") -> list[N
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--gold: expected a file of JSON lines, got {path}: {error}") from None
-    pairs = [_pair(line, f"{path}:{n}", segments, task) for n, line in enumerate(lines, 1) if line.strip()]
+    pairs: dict[str, tuple[int, NewQuery]] = {}  # id -> its line and itself
+    for n, line in enumerate(lines, 1):
+        if line.strip():
+            pair = _pair(line, f"{path}:{n}", segments, task)
+            before, _ = pairs.setdefault(pair_id(pair.first, pair.second), (n, pair))
+            if before != n:
+                raise UserError(f"{path}:{n}: expected every pair once, got that of line {before} again")
     if not pairs:
         raise UserError(f"--gold {path}: expected a pair on each line, found none")
-    return pairs
+    return [pair for _, pair in pairs.values()]
 
 
 def gold_of(labeller: str, answers: Iterable[Answer], *, task: str = "") -> list[NewQuery]:
@@ -87,6 +96,9 @@ def _messages(told: Any, name: str, place: str, role: str) -> Iterator[dict[str,
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
             raise UserError(f"{place}: {name}: expected messages with role and content, got {message!r}")
+        if HALF.search(message["role"] + message["content"]):
+            expected = "expected text without halves of characters (lone surrogates)"
+            raise UserError(f"{place}: {name}: {expected}, got {message['content']!r}")
         yield {"role": message["role"], "content": message["content"]}
 
 

@@ -18,6 +18,7 @@ from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.segments import Clip, Conversation, Reply, Segment, Spoken
 
+LOGGED = "logged"  # the component that a log's own rewards are
 JUDGED = ("reward", "rewards", "feedback")  # what a message says of its reply
 
 
@@ -60,6 +61,7 @@ class Rating:
     reply: Reply
     value: float
     good: bool = False
+    pair: str | None = None  # the preference whose side it is, where that is all that is known of it
 
 
 @dataclass(frozen=True)
@@ -161,15 +163,16 @@ def ratings_of(
     openings: bool = False,
 ) -> Iterator[Rating]:
     """The replies that a component of the rewards applies to, good where it is above a bound; `below` turns
-    this round.
+    this round. What a log preferred was compared with one other reply, and keeps that pair.
 
     `openings`: also those that open their conversation.
     """
     for dialog in dialogs:
+        pair = dialog.meta["pair"] if component == LOGGED and "preferred" in dialog.meta else None
         for i, reply in replies_of(dialog, openings=openings):
             value = dialog.messages[i].get("rewards", {}).get(component)
             if value is not None:
-                yield Rating(reply, -value if below else value, (value > above) != below)
+                yield Rating(reply, -value if below else value, (value > above) != below, pair)
 
 
 def held_out(
@@ -226,10 +229,18 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
 
 def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) -> list[ReplyPair]:
     """Pairs of different texts in one context of which the first earned more, the widest first; of equal
-    texts the first one counts."""
+    texts the first one counts. Preferences of a log stay the pairs that they are: whoever said that A is
+    better than B, and C than D, said nothing of A and D."""
+    ratings = list(ratings)
+    rated = by_context(rating for rating in ratings if rating.pair is None)
+    stated: dict[str, list[Rating]] = {}
+    for rating in ratings:
+        if rating.pair is not None:
+            stated.setdefault(rating.pair, []).append(rating)
+    groups = [*rated, *(group for sides in stated.values() for group in by_context(sides))]
     return [
         ReplyPair(better.reply, worse.reply)
-        for group in by_context(ratings)
+        for group in groups
         for better, worse in _widest(group, most_per_context)
     ]
 

@@ -8,7 +8,7 @@ import math
 import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rl_dialog.config import read_yaml
 from rl_dialog.errors import UserError
@@ -116,6 +116,11 @@ class RunFiles:
                 self.folder / (self.folder / "latest").read_text(encoding="utf-8").strip()
             )
         return paths
+
+
+def latest_of(folder: str, what: Literal["reward", "checkpoint"]) -> str:
+    """What a run has newest of it, where the folder is a run's; else the folder."""
+    return RunFiles(folder).latest().get(what, folder) if folder else ""
 
 
 def find_checkpoint(folder: str) -> tuple[Path, Path | None]:

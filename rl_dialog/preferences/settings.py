@@ -10,6 +10,7 @@ import tyro
 
 from rl_dialog.config import at_least
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.labellers import Oracle
 from rl_dialog.preferences.queries import QuerySettings
 from rl_dialog.preferences.reward_trainer import RewardTraining
 from rl_dialog.training.policy_gradient import A2C, FEATURES, PIXELS, PPO
@@ -27,6 +28,13 @@ class OracleSettings:
     """discount of a clip's rewards, per step"""
     ties: float = 0.0
     """how far the returns of two clips that are called equally good may lie apart"""
+
+    def check(self) -> None:
+        """Raises UserError for numbers that cannot be."""
+        try:
+            Oracle(**vars(self))
+        except UserError as error:
+            raise UserError(f"--oracle.{error}") from None
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,18 @@ class ModelSettings:
     what is large"""
     scales: int = 1
     """with normalise_observations: 1, or 2: each number is there also as it comes, compressed"""
+
+    def check(self) -> None:
+        """Raises UserError for numbers that cannot be."""
+        for name, fits, expected in (
+            ("members", self.members >= 1, "at least 1"),
+            ("hidden", all(size >= 1 for size in self.hidden), "sizes of at least 1"),
+            ("dropout", 0 <= self.dropout < 1, "a share of at least 0 and below 1"),
+            ("scale", self.scale > 0, "a number above 0"),
+            ("scales", self.scales in (1, 2), "1 or 2"),
+        ):
+            if not fits:
+                raise UserError(f"--model.{name}: expected {expected}, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -222,10 +242,10 @@ class PreferenceRun:
     a2c: A2C = A2C()
     """settings of a2c; by default what suits the environment"""
     model_name_or_path: Annotated[str, tyro.conf.arg(aliases=["--load-policy-ckpt-dir"])] = ""
-    """folder of a policy to start from"""
+    """folder of a policy to start from, or of a run: its latest"""
     reward_model: Annotated[str, tyro.conf.arg(aliases=["--load-reward-predictor-ckpt-dir"])] = ""
-    """folder of a reward model to start from; then no initial labels are waited for, and it is not fitted
-    anew"""
+    """folder of a reward model to start from, or of a run: its newest; then no initial labels are waited for,
+    and it is not fitted anew"""
     model: ModelSettings = FRAMES.model
     """the reward model"""
     reward: RewardTraining = FRAMES.reward
@@ -281,6 +301,13 @@ class PreferenceRun:
             raise UserError(f"expected --aligned_clips between 0 and 1, got {self.aligned_clips}")
         if not 0 <= self.averaging < 1:
             raise UserError(f"expected --averaging of at least 0 and below 1, got {self.averaging}")
+        if self.initial_labels > self.budget:
+            got = f"got {self.initial_labels}"
+            raise UserError(f"expected --initial_labels of at most --budget, which is {self.budget}, {got}")
+        if self.schedule_scale <= 0:
+            raise UserError(f"expected --schedule_scale above 0, got {self.schedule_scale:g}")
+        self.oracle.check()
+        self.model.check()
 
 
 R = TypeVar("R", bound=PreferenceRun)

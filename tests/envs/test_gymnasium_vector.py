@@ -59,6 +59,29 @@ class Mixed(Walk):
 
 class Both(Walk):
     action_space = Tuple((Discrete(2), Box(0, 1, (1,))))
+
+class OldReset(Walk):
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0]
+
+class OldStep(Walk):
+    def step(self, action):
+        return super().step(action)[:4]
+
+class NoSeed(Walk):
+    def reset(self):
+        return super().reset()
+
+class Hot(Walk):
+    def step(self, action):
+        raise RuntimeError("the motor is hot")
+
+class Unmade(Walk):
+    def __init__(self, render_mode=None):
+        raise KeyError("joints")
+
+class Nothing(Walk):
+    observation_space = Box(-1, 1, (0,))
 """
 
 
@@ -179,6 +202,12 @@ def test_actions_of_any_shape_and_bounds():
     assert space.shape == (2,) and act(np.array([0.0, 0.5])).tolist() == [[0.5, 2.0]]
     act, space = acting("x", spaces.Box(-np.inf, np.inf, (2,)))
     assert act(np.array([7.0, -8.0])).tolist() == [7, -8]
+    act, space = acting("x", spaces.Box(np.float32([0, 0, -np.inf]), np.float32([np.inf, 4, 1])))
+    assert space == spaces.Box(np.float32([0, -1, -np.inf]), np.float32([np.inf, 1, 1]))
+    assert act(np.array([-3.0, 0.5, 9.0])).tolist() == [0, 3, 1]  # inside of what bounds there are
+    widest = float(np.finfo(np.float32).max)
+    act, space = acting("x", spaces.Box(-widest, widest, (1,)))
+    assert act(np.array([0.0])).tolist() == [0]  # the width is no float32
 
 
 def test_pictures_of_the_first_environments():
@@ -204,6 +233,34 @@ def test_numbers_that_are_none_are_told_with_their_step(what, value):
         envs.step(np.zeros((2, 1)))
 
 
+@pytest.mark.parametrize("reward", [None, np.array([1.0]), "good"])
+def test_a_reward_that_is_no_number(reward):
+    envs = control_env("plain_worlds:Walk")(1)
+    envs.reset(seed=0)
+    envs.envs[0].step = lambda action: (np.zeros(1), reward, False, False, {})
+    with pytest.raises(UserError, match=r"Walk: expected one number as the reward, got .* after 1 steps"):
+        envs.step([0])
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (gymnasium.spaces.Box(-1, 1, (3,)), np.zeros(1)),  # not three times the same
+        (gymnasium.spaces.Box(-1, 1, (3,)), None),
+        (gymnasium.spaces.Discrete(3), -1),  # not the last one
+        (gymnasium.spaces.Discrete(3), 3),
+        (gymnasium.spaces.MultiDiscrete([3, 4]), np.array([1, 4])),  # not what follows behind it
+        (gymnasium.spaces.Box(0, 255, (9, 9, 3), np.uint8), np.zeros((9, 9, 3))),
+        (gymnasium.spaces.Box(0, 255, (9, 9, 3), np.uint8), np.zeros((9, 9), np.uint8)),
+    ],
+)
+def test_an_observation_that_its_space_does_not_have(space, observation):
+    see, _ = seeing("my:Arm", space)
+    with pytest.raises(UserError, match="my:Arm: expected observations of its .*, got "):
+        see(observation)
+    assert seeing("my:Arm", gymnasium.spaces.Box(-1, 1, (2,)))[0]([0.5, 7]).tolist() == [0.5, 7]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -217,6 +274,12 @@ def test_numbers_that_are_none_are_told_with_their_step(what, value):
         ("plain_worlds:Endless", {}, "got none that ended in 20000 steps: say .*--max_episode_steps"),
         ("plain_worlds:Mixed", {}, "expected observations that are numbers or pictures, got Tuple"),
         ("plain_worlds:Both", {}, "expected actions that are Discrete or a Box of real numbers, got Tuple"),
+        ("plain_worlds:OldReset", {}, r"expected reset to return \(observation, info\), got array"),
+        ("plain_worlds:OldStep", {}, "expected step to return .*terminated, truncated, .*got 4 parts"),
+        ("plain_worlds:NoSeed", {}, "NoSeed: expected reset to return, got TypeError: .*argument 'seed'"),
+        ("plain_worlds:Hot", {}, "expected step to return, got RuntimeError: the motor is hot in line .*py"),
+        ("plain_worlds:Unmade", {}, "Unmade cannot be made: KeyError: 'joints' in line .*plain_worlds.py"),
+        ("plain_worlds:Nothing", {}, "expected observations of at least one number, got Box"),
         ("plain_worlds:Blind", {"pictures": True}, "people can watch, with the render mode rgb_array"),
         ("Pendulum-v1", {"ends": "stay"}, "--ends: expected one of refuse, absorb, restart, allow"),
         ("Pendulum-v1", {"frame": 2}, "expected some of frames, ends, max_episode_steps"),

@@ -73,6 +73,8 @@ def test_calibration():
         {"labels": 4, "sure": 0.8808, "right": 0.5}
     ]
     assert calibration(np.array([2.0]), np.array([0.5])) == (None, [])
+    one_bin = [{"labels": 4, "sure": 0.5, "right": 0.5}]
+    assert calibration(np.zeros(4), np.ones(4)) == (0, one_bin)  # who cannot tell says so
     rng = np.random.default_rng(0)
     apart = rng.normal(0, 2, 20_000)
     error, _ = calibration(apart, (rng.random(20_000) < 1 / (1 + np.exp(-apart))).astype(float))

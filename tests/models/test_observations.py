@@ -1,8 +1,10 @@
 """Observations of unknown units, centred and compressed."""
 
 import json
+import math
 
 import numpy as np
+import pytest
 import torch
 
 from rl_dialog.models.control_policy import ControlPolicy, ControlPolicyConfig
@@ -38,6 +40,18 @@ def test_what_never_varies_and_what_is_huge_is_finite():
     scale.add(torch.tensor([[3.0, 1.0], [3.0, -1.0]]))
     z = scale(torch.tensor([[3.0, 1e8]]))
     assert z[0, 0] == 0 and 18 < z[0, 1] < 20
+
+
+def test_a_number_whose_square_is_none_is_taken_for_the_largest():
+    """3e38, of a sensor that sees nothing, is finite; its square is not."""
+    scale = RunningScale(1, scales=2)
+    scale.add(torch.tensor([[3e38], [0.0], [-3e38], [0.0]] * 100))
+    seen = torch.tensor([[3e38], [0.0]], requires_grad=True)
+    found = scale(seen)
+    found.sum().backward()
+    assert scale.mean.isfinite() and scale.variance.isfinite() and seen.grad.isfinite().all()
+    assert found[0, 0].item() == pytest.approx(math.asinh(math.sqrt(2)), rel=1e-4)
+    assert found[1].tolist() == [0, 0]
 
 
 def test_what_slides_off_hides_nothing_at_the_second_scale():

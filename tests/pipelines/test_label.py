@@ -412,6 +412,7 @@ def test_half_blocks():
 
 def test_what_cannot_be_labelled(folder, monkeypatch):
     run = str(folder.path)
+    (folder.path / "model").mkdir()  # no run
     for config, says in (
         (LabelConfig(), "--run: expected the folder of a run"),
         (LabelConfig(run=f"{run}/nothing"), "--run: expected the folder of a run"),
@@ -419,10 +420,13 @@ def test_what_cannot_be_labelled(folder, monkeypatch):
         (LabelConfig(run=run, token="rl-wrong"), "--token: expected the token of a labeller"),
         (LabelConfig(run=run, revoke="nobody"), "nobody"),
         (LabelConfig(run=run, page=True), "--new_token NAME"),
+        (LabelConfig(run=f"{run}/model", report=f"{run}/r"), "--report: expected a run with a log of labels"),
+        (LabelConfig(run=run, labels=f"sqlite:///{run}/typo.db", report=f"{run}/r"), "nothing at .*typo.db"),
         (LabelConfig(run=run, page=True, open=True, host="0.0.0.0"), "--open: expected --host 127.0.0.1"),
     ):
         with pytest.raises(UserError, match=says):
             main(config)
+    assert not (folder.path / "model" / "labels.db").exists() and not (folder.path / "typo.db").exists()
     monkeypatch.setenv("RL_DIALOG_TOKEN", "rl-wrong")
     with pytest.raises(UserError, match="--token: expected"):
         main(LabelConfig(run=run))

@@ -30,6 +30,7 @@ from rl_dialog.preferences.labelling import log_url
 from rl_dialog.preferences.roles import Teacher
 from rl_dialog.preferences.run_files import newest_version
 from rl_dialog.preferences.segments import Segments
+from rl_dialog.preferences.settings import ModelSettings, OracleSettings
 from rl_dialog.training.policy_gradient import PPO
 
 SMALL = PreferConfig(
@@ -380,14 +381,70 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
         ({"env_options": "observations=words"}, "expected observations of pixels, features or position"),
         ({"labeller": "page"}, "expected --labeller oracle"),
         ({"steps": 0}, "--steps of at least 1"),
-        ({"budget": 10, "initial_labels": 20}, "initial"),
-        ({"mode": "pretrain"}, "expected labels to fit a reward to"),
+        ({"budget": 10, "initial_labels": 20}, "--initial_labels of at most --budget, which is 10, got 20"),
+        ({"schedule_scale": 0}, "expected --schedule_scale above 0, got 0"),
+        ({"oracle": OracleSettings(noise=1.5)}, "--oracle.noise: expected a share between 0 and 1, got 1.5"),
+        ({"model": ModelSettings(scales=3)}, "--model.scales: expected 1 or 2, got 3"),
+        ({"model": ModelSettings(hidden=(64, 0))}, "--model.hidden: expected sizes of at least 1"),
+        ({"labels": "mysql://host/labels"}, "expected the URL of an SQLite or PostgreSQL store"),
         ({"labels_from": "nowhere"}, "expected the folder of a run"),
+        ({"reward_model": "nowhere"}, "expected the description of a reward model"),
+        ({"model_name_or_path": "nowhere"}, "expected the description of a control policy"),
     ],
 )
 def test_what_cannot_be(wrong, message, tmp_path):
+    """It is told before --overwrite deletes an earlier run."""
+    (tmp_path / "run").mkdir()
+    for name in ("prefer.yaml", "labels.db"):
+        (tmp_path / "run" / name).touch()
     with pytest.raises(UserError, match=message):
-        main(replace(SMALL, **{"output_dir": str(tmp_path / "run")} | wrong))
+        main(replace(SMALL, **{"output_dir": str(tmp_path / "run"), "overwrite": True} | wrong))
+    assert (tmp_path / "run" / "labels.db").is_file()
+
+
+def test_without_labels_no_reward_is_fitted(tmp_path):
+    with pytest.raises(UserError, match="expected labels to fit a reward to"):
+        main(replace(SMALL, output_dir=str(tmp_path / "run"), mode="pretrain"))
+
+
+def test_starts_of_another_world_are_refused_before_anything_is_deleted(once, tmp_path):
+    """Labels, a reward and a policy of one of five actions, where these are two numbers; the folder of a run
+    stands for what it has newest."""
+    run = once[0].output_dir
+    options = "observations=position,continuous=true"
+    config = replace(SMALL, env_options=options, output_dir=str(tmp_path / "run"))
+    for start, message in (
+        ({"labels_from": run}, "expected clips with observations .* they are of another environment"),
+        ({"reward_model": run}, f"{newest(Path(run) / 'reward')}: expected a reward model for observations"),
+        ({"model_name_or_path": run}, f"{Path(run) / 'checkpoint-'}.*: expected a policy for"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(replace(config, **start))
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="--labels_from: expected another run than the one in --output_dir"):
+        main(replace(once[0], overwrite=True, labels_from=run))
+    assert (Path(run) / "labels.db").is_file()
+
+
+def test_labels_that_had_not_come_when_a_run_was_killed_come_when_it_goes_on(once, tmp_path, monkeypatch):
+    """A kill behind the settings and before the labels, and labels that are named later."""
+    source, labels = once[0].output_dir, len(labels_of(once[0]))
+    config = replace(SMALL, output_dir=str(tmp_path / "killed"), labels_from=source, mode="pretrain")
+    with monkeypatch.context() as killed:
+        killed.setattr("pipelines.prefer.take_over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            main(config)
+    main(replace(config, resume=True))
+    assert len(labels_of(config)) == labels
+    later = replace(SMALL, output_dir=str(tmp_path / "later"), mode="gather")
+    main(later)
+    before = len(labels_of(later))
+    main(replace(later, resume=True, mode="pretrain", labels_from=source))
+    assert len(labels_of(later)) > before
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_run_is_gone_on_with_or_refused(once, capsys):

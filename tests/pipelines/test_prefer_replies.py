@@ -18,6 +18,7 @@ from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, to_table, write_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.exchange import open_labels
+from rl_dialog.preferences.labels import NewQuery
 from rl_dialog.preferences.reply_queries import TASK
 
 
@@ -91,6 +92,24 @@ def test_the_oracle_says_what_the_log_says(logs, tmp_path):
         ("yes", "never"): 4,
     }
     assert rows[0]["prompt"][-1] == {"role": "user", "content": "so?"}
+
+
+def test_what_a_careless_labeller_said_first_is_not_exported(logs, tmp_path):
+    """Bob is first everywhere, and wrong; ann comes later, and half of the pairs are gold, as she says."""
+    run(tmp_path, source="logs", logs=(str(logs),), pairs_per_context=3)
+    log, segments = open_labels(tmp_path / "run")
+    log.set_plan(overlap=2)
+    for name, preferred in (("bob", ("no", "never")), ("ann", ("yes",))):
+        for query in log.lease_many(name, 99):
+            is_left, is_right = (segments[side].text in preferred for side in (query.left, query.right))
+            log.answer(query.id, name, "tie" if is_left == is_right else "left" if is_left else "right")
+    decided = [one for one in log.answers() if one.labeller == "ann" and one.preference != 0.5]
+    log.add_gold(NewQuery(one.first, one.second, gold=one.preference) for one in decided[::2])
+    log.close()
+    exported = tmp_path / "pairs.jsonl"
+    assert run(tmp_path, export=str(exported))["exported"] == len(decided[1::2])
+    rows = [json.loads(line) for line in exported.read_text().splitlines()]
+    assert {row["chosen"][0]["content"] for row in rows} == {"yes"}
 
 
 def test_what_is_exported_comes_in_again_and_is_learned(logs, tmp_path):

@@ -248,6 +248,9 @@ def test_gold_pairs_of_a_file(tmp_path, segments):
     assert segments[rows[0].first].text == "Gladly." and segments[rows[0].second].text == "No."
 
 
+PAIR = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
+
+
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_file_of_any_language_and_editor(tmp_path, segments, ending):
     """`prefer_replies --export` writes texts as they are: with line separators that end no line of JSON."""
@@ -274,6 +277,11 @@ def test_a_file_of_any_language_and_editor(tmp_path, segments, ending):
         ({"first": "/etc/x", "second": "../*", "preference": 1}, "the id of a segment"),
         ({"first": "x", "second": "y", "preference": 0.3}, "preference of 1, 0 or 0.5"),
         ({"first": "x", "second": "y"}, "got None"),
+        (
+            '{"prompt": "\\ud800", "chosen": "b", "rejected": "c"}',
+            "gold.jsonl:1: prompt: expected text without",
+        ),
+        (PAIR + "\n\n" + PAIR, "gold.jsonl:3: expected every pair once, got that of line 1 again"),
         ("", "found none"),
     ],
 )

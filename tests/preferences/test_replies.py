@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,7 @@ from rl_dialog.preferences.replies import (
     replies_of,
     split_of,
 )
+from rl_dialog.preferences.reply_reward import ReplyRewardSettings, read_labels
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 from rl_dialog.rewards.human import logged, vote
 
@@ -80,6 +83,19 @@ def test_pairs_of_ratings():
         and len(pairs_of_ratings(replies, most_per_context=3)) == 3
     )
     assert [len(ratings) for ratings in by_context(replies)] == [4]
+
+
+def test_preferences_of_a_log_stay_the_pairs_that_they_are(tmp_path):
+    """Four rows of one prompt: a chain, a pair of others, and one that contradicts. Of A and D, or D and B,
+    nobody said anything."""
+    rows = [("A", "B"), ("B", "C"), ("D", "E"), ("B", "A")]
+    text = [json.dumps({"prompt": "which?", "chosen": good, "rejected": bad}) for good, bad in rows]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(text) + "\n")
+    logs = (str(tmp_path / "pairs.jsonl"),)
+    labels = read_labels(ReplyRewardSettings(logs=logs))
+    assert [(pair.first.text, pair.second.text) for pair in labels.pairs] == rows
+    turned = read_labels(ReplyRewardSettings(logs=logs, below=True))
+    assert [(pair.second.text, pair.first.text) for pair in turned.pairs] == rows
 
 
 def test_a_pair_is_of_one_context():
