@@ -249,6 +249,20 @@ def test_a_world_that_ignores_its_seed_is_told(make_policy, tokenizer) -> None: 
     rollouts(make_env=Careless, size=1)(make_policy(RLOO()), tokenizer, 0)
 
 
+def test_of_beginnings_that_differ_the_messages_that_do_are_told(make_policy, tokenizer) -> None:  # noqa: ANN001
+    class Instructed(Careless):
+        """Tells all of them the same before it ignores its seed."""
+
+        def reset(self, *, seed=None):  # noqa: ANN001, ANN202
+            messages, info = super().reset(seed=seed)
+            self.messages = [{"role": "system", "content": "Be kind."}, *messages]
+            return list(self.messages), info
+
+    with pytest.raises(UserError, match="got .'role': 'user', .* and .'role': 'user', ") as told:
+        rollouts(make_env=Instructed)(make_policy(RLOO()), tokenizer, 0)
+    assert "Be kind" not in str(told.value)
+
+
 def test_what_was_read_is_forgotten_with_the_weights_that_read_it(make_policy, tokenizer) -> None:  # noqa: ANN001
     """Caches stay from turn to turn and never from version to version: the same policy with other weights
     says what a fresh one with these weights says."""
