@@ -84,8 +84,8 @@ class Decoding:
             raise UserError(f"expected num_generations of at least 0, got {self.num_generations}")
         if self.num_generations > 1 and not self.do_sample:
             raise UserError(
-                f"num_generations {self.num_generations}: expected sampling to draw several different replies "
-                "(do_sample true, in a request a temperature above 0), got the likeliest one alone"
+                f"num_generations {self.num_generations}: expected sampling, to draw several different "
+                "replies (do_sample true, in a request a temperature above 0), got the likeliest one alone"
             )
         if self.rank_by not in ("", *WAYS):
             raise UserError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")

@@ -368,7 +368,7 @@ def test_the_pages_routes(serve):
         (
             {"model": "bc", "messages": TALK, "num_generations": 4, "temperature": 0},
             400,
-            "num_generations 4: expected sampling to draw several different replies (do_sample true, in a "
+            "num_generations 4: expected sampling, to draw several different replies (do_sample true, in a "
             "request a temperature above 0), got",
         ),
     ],
