@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -206,6 +207,17 @@ def test_whichever_end_was_drawn_is_trained(make_policy, tokenizer, tmp_path) ->
         assert first.assistant[first.reply_ends[0]] and not first.assistant[: first.reply_starts[0]].any()
         context = second.input_ids[: second.reply_starts[0]]
         assert other not in context and tokenizer.eos_token_id in context[first.reply_starts[0] :]
+
+
+def test_an_end_that_the_tokenizer_marks_and_does_not_name_is_kept(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.backend_tokenizer.add_special_tokens(["<|stop|>"])
+    ends = sorted([tokenizer.convert_tokens_to_ids("<|stop|>"), tokenizer.eos_token_id])
+    policy = make_policy(RLOO(), "llama")
+    policy.lm.generation_config.eos_token_id = ends
+    policy.lm.save_pretrained(tmp_path)
+    lm = load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer)
+    assert lm.generation_config.eos_token_id == ends
 
 
 def test_a_failed_or_unscored_episode_has_no_return(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
