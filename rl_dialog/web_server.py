@@ -26,12 +26,17 @@ BUT_WEBSOCKET = re.compile(UPGRADE.pattern + rb"(?![ \t]*:[ \t]*websocket[ \t]*(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket at the address (port 0: any free one). Raises UserError where it is not free or not this
-    machine's."""
+    """A socket that listens at the address (port 0: any free one). Raises UserError where it is not free or
+    not this machine's.
+
+    It listens at once: an address that is only bound is given to a second server, and whichever listens later
+    would hear nothing, and say that it is ready. Who connects before the server is ready waits.
+    """
     place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((host, port))
+        place.listen()
     except (OSError, OverflowError) as error:
         place.close()
         address = f"{host}:{port}: {error}"

@@ -19,7 +19,6 @@ class _Vocabulary:
     bos_token_id: None = None
     eos_token_id: None = None
     pad_token_id: None = None
-    all_special_ids: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return self.size

@@ -232,7 +232,6 @@ class _Larger:
             tokenizer.eos_token_id,
             tokenizer.pad_token_id,
         )
-        self.all_special_ids = tokenizer.all_special_ids
 
     def __len__(self) -> int:
         return self.size

@@ -212,10 +212,8 @@ def message_ends(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     roles = zip(("user", "assistant"), marks, strict=True)
     text = _text(tokenizer, [{"role": role, "content": mark} for role, mark in roles])
     behind = text.partition(marks[0])[2].partition(marks[1])[::2]
-    ends = [
-        next((token for token in _encode(tokenizer, part) if token in tokenizer.all_special_ids), None)
-        for part in behind
-    ]
+    special = special_ids(tokenizer)
+    ends = [next((token for token in _encode(tokenizer, part) if token in special), None) for part in behind]
     if None in ends:
         role = "user" if ends[0] is None else "assistant"
         raise TemplateError(
@@ -237,11 +235,22 @@ def _stop_at_the_end_of_a_reply(tokenizer: PreTrainedTokenizerFast) -> None:
         TemplateError
     ):  # a template for other roles; tokenize tells what is wrong with it, with the dialog at hand
         return
-    special = next(
-        (token for token in _encode(tokenizer, behind) if token in tokenizer.all_special_ids), None
-    )
-    if special is not None and special != tokenizer.eos_token_id:
-        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special)
+    special = special_ids(tokenizer)
+    end = next((token for token in _encode(tokenizer, behind) if token in special), None)
+    if end is not None and end != tokenizer.eos_token_id:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
+    """All special tokens."""
+    return {*tokenizer.convert_tokens_to_ids(list(_special_words(tokenizer)))}
+
+
+def _special_words(tokenizer: PreTrainedTokenizerFast) -> tuple[str, ...]:
+    """What they are written as. Those of roles and ends many chat models only mark as special in their
+    vocabulary; the tokenizer itself names a few, such as the end of a sequence."""
+    marked = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return tuple(dict.fromkeys((*tokenizer.all_special_tokens, *marked)))
 
 
 @dataclass
@@ -383,7 +392,7 @@ def _render(
 ) -> _Rendered:
     """`every` asks for the starts of all messages (a dialog that must be cut needs them); of a long dialog
     they are known anyway."""
-    messages = _defused(dialog.messages, _any_of(tuple(tokenizer.all_special_tokens)))
+    messages = _defused(dialog.messages, _any_of(_special_words(tokenizer)))
     text = _text(tokenizer, messages)
     lengths = _lengths(messages, replies, text, tokenizer) if len(messages) >= LONG_DIALOG else None
     ends, prompts = lengths or _lengths_by_prefixes(
@@ -602,9 +611,7 @@ def _require_prefix(prefix: str, text: str, number: int, dialog: str) -> None:
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
-    return _texts(
-        tokenizer, [_defused(messages, _any_of(tuple(tokenizer.all_special_tokens)))], prompt=prompt
-    )[0]
+    return _texts(tokenizer, [_defused(messages, _any_of(_special_words(tokenizer)))], prompt=prompt)[0]
 
 
 def _texts(

@@ -80,10 +80,12 @@ class Decoding:
                 f"expected sampling or a beam search, got do_sample with num_beams={self.num_beams}: set "
                 "num_beams 1 or do_sample false"
             )
-        if self.num_generations < 0 or (self.num_generations > 1 and not self.do_sample):
+        if self.num_generations < 0:
+            raise UserError(f"expected num_generations of at least 0, got {self.num_generations}")
+        if self.num_generations > 1 and not self.do_sample:
             raise UserError(
-                "expected num_generations of at least 0, and sampling to draw several different replies, got "
-                f"{self}"
+                f"num_generations {self.num_generations}: expected sampling, to draw several different "
+                "replies (do_sample true, in a request a temperature above 0), got the likeliest one alone"
             )
         if self.rank_by not in ("", *WAYS):
             raise UserError(f"unknown rank_by {self.rank_by!r}: expected one of {', '.join(WAYS)}")

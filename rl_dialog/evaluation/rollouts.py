@@ -374,15 +374,15 @@ def _expect_groups_that_begin_alike(played: Sequence[Episode], group_size: int) 
         if episode.replies and episode.opens:
             groups.setdefault(episode.index // group_size, []).append(episode)
     for group in groups.values():
-        begun = {episode.replies[0].spoken.prompt for episode in group}
-        if len(begun) > 1:
-            first, second = (
-                next(episode for episode in group if episode.replies[0].spoken.prompt == prompt)
-                for prompt in list(begun)[:2]
-            )
+        first = group[0]
+        read = first.replies[0].spoken.prompt
+        second = next((episode for episode in group if episode.replies[0].spoken.prompt != read), None)
+        if second is not None:
+            pairs = zip(first.dialog.messages, second.dialog.messages, strict=False)
+            here, there = next(pair for pair in pairs if pair[0] != pair[1])
             raise UserError(
                 f"{first.dialog.source}: expected episodes of the same seed to begin alike, because those of "
-                f"a group are compared with each other, got {str(first.dialog.messages[0])[:100]} and "
-                f"{str(second.dialog.messages[0])[:100]} for seed {first.dialog.meta['seed']}: draw from the "
+                f"a group are compared with each other, got {str(here)[:100]} and {str(there)[:100]} for "
+                f"seed {first.dialog.meta['seed']}: draw from the "
                 "seed of reset alone (`check_env` tells), or set --group_size 1"
             )

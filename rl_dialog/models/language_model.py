@@ -12,7 +12,7 @@ import torch
 import tyro
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from rl_dialog.data.tokenize import message_ends
+from rl_dialog.data.tokenize import message_ends, special_ids
 from rl_dialog.errors import UserError
 from rl_dialog.models.causal_lm import open_causal_lm
 from rl_dialog.models.hierarchical_config import HierarchicalConfig
@@ -105,7 +105,8 @@ def load_lm(
     if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
         lm.resize_token_embeddings(len(tokenizer))
     ends = lm.generation_config.eos_token_id
-    ends = {*([ends] if isinstance(ends, int) else ends or [])} & {*tokenizer.all_special_ids}
+    ends = {*([ends] if isinstance(ends, int) else ends or [])}
+    ends &= special_ids(tokenizer) if ends else ends
     end = tokenizer.eos_token_id
     lm.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,

@@ -91,12 +91,16 @@ async def _refused(_: Request, error: ApiError) -> Response:
     return JSONResponse(error.body, error.status, error.headers)
 
 
-async def _invalid(_: Request, error: RequestValidationError) -> Response:
-    refusal = explain(error.errors())
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
+    body = getattr(request.scope.get("route"), "body_field", None)
+    refusal = explain(error.errors(), *([body.field_info.annotation] if body else []))
     return JSONResponse(refusal.body, refusal.status)
 
 
-async def _other(_: Request, error: HTTPException) -> Response:
+async def _other(request: Request, error: HTTPException) -> Response:
+    if isinstance(error.__cause__, ValueError | RecursionError):  # raised where the body was read
+        message = f"the body is not JSON in UTF-8 that can be read: {error.__cause__}"
+        return await _refused(request, ApiError(error.status_code, message, code="invalid_value"))
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body, error.status_code, error.headers)
 
 

@@ -286,8 +286,8 @@ class Ratings(_Body):
     comments: Annotated[str, Field(max_length=20_000)] = ""
 
 
-def explain(errors: list[dict[str, Any]]) -> ApiError:
-    """The first thing that is wrong with a request."""
+def explain(errors: list[dict[str, Any]], form: type[BaseModel] = ChatRequest) -> ApiError:
+    """The first thing that is wrong with a request, which should have been a `form`."""
     # of the forms that a value may have and has not, the one that it was nearest to
     error = max(errors, key=lambda each: (each["loc"][:2] == errors[0]["loc"][:2], len(each["loc"])))
     if error["type"] == "json_invalid":
@@ -305,9 +305,7 @@ def explain(errors: list[dict[str, Any]]) -> ApiError:
         place = [part for part in place if part.isalnum() or part.isidentifier()]
     param = ".".join(place) or None
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(
-            place[-1], [*ChatRequest.model_fields, *Ratings.model_fields, *Feedback.model_fields], n=1
-        )
+        close = difflib.get_close_matches(place[-1], form.model_fields, n=1)
         return ApiError(
             400,
             f"unknown field {param}" + (f"; did you mean {close[0]}?" if close else ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -208,6 +209,17 @@ def test_whichever_end_was_drawn_is_trained(make_policy, tokenizer, tmp_path) ->
         assert other not in context and tokenizer.eos_token_id in context[first.reply_starts[0] :]
 
 
+def test_an_end_that_the_tokenizer_marks_and_does_not_name_is_kept(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.backend_tokenizer.add_special_tokens(["<|stop|>"])
+    ends = sorted([tokenizer.convert_tokens_to_ids("<|stop|>"), tokenizer.eos_token_id])
+    policy = make_policy(RLOO(), "llama")
+    policy.lm.generation_config.eos_token_id = ends
+    policy.lm.save_pretrained(tmp_path)
+    lm = load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer)
+    assert lm.generation_config.eos_token_id == ends
+
+
 def test_a_failed_or_unscored_episode_has_no_return(make_policy, tokenizer, tmp_path) -> None:  # noqa: ANN001
     play = Rollouts(Broken, HOW, groups=12, group_size=2, seed=1, folder=tmp_path)
     found = play(make_policy(RLOO()), tokenizer, 0)
@@ -247,6 +259,20 @@ def test_a_world_that_ignores_its_seed_is_told(make_policy, tokenizer) -> None: 
     with pytest.raises(UserError, match="expected episodes of the same seed to begin alike.*group_size 1"):
         rollouts(make_env=Careless)(make_policy(RLOO()), tokenizer, 0)
     rollouts(make_env=Careless, size=1)(make_policy(RLOO()), tokenizer, 0)
+
+
+def test_of_beginnings_that_differ_the_messages_that_do_are_told(make_policy, tokenizer) -> None:  # noqa: ANN001
+    class Instructed(Careless):
+        """Tells all of them the same before it ignores its seed."""
+
+        def reset(self, *, seed=None):  # noqa: ANN001, ANN202
+            messages, info = super().reset(seed=seed)
+            self.messages = [{"role": "system", "content": "Be kind."}, *messages]
+            return list(self.messages), info
+
+    with pytest.raises(UserError, match="got .'role': 'user', .* and .'role': 'user', ") as told:
+        rollouts(make_env=Instructed)(make_policy(RLOO()), tokenizer, 0)
+    assert "Be kind" not in str(told.value)
 
 
 def test_what_was_read_is_forgotten_with_the_weights_that_read_it(make_policy, tokenizer) -> None:  # noqa: ANN001

@@ -365,6 +365,12 @@ def test_the_pages_routes(serve):
         ({"model": "assigned", "messages": TALK, "return_values": True}, 400, "return_values: models are"),
         ({"model": "bc", "messages": TALK, "generation_config": "{"}, 400, "JSON object"),
         ({"model": "ilql", "messages": TALK, "beta": float("1e308")}, 400, "beta"),
+        (
+            {"model": "bc", "messages": TALK, "num_generations": 4, "temperature": 0},
+            400,
+            "num_generations 4: expected sampling, to draw several different replies (do_sample true, in a "
+            "request a temperature above 0), got",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -406,6 +412,16 @@ def test_broken_bodies(serve):
         for headers in ({}, {"Content-Type": "text/plain"}):
             told = httpx.post(f"{url}/v1/chat/completions", content=content, headers=headers).json()["error"]
             assert "with the header Content-Type: application/json" in told["message"]
+        for content, words in (
+            (b'{"user": "\xff"}', "UTF-8 that can be read: 'utf-8' codec"),
+            (b"[" * 900, "JSON"),
+        ):
+            told = httpx.post(
+                f"{url}/v1/chats", content=content, headers={"Content-Type": "application/json"}
+            )
+            assert words in told.json()["error"]["message"]
+        told = httpx.post(f"{url}/v1/feedback", json={"completion_id": "c", "vote": 1, "comment": "x"}).json()
+        assert told["error"]["message"] == "unknown field comment", "ratings have comments, feedback has none"
         told = httpx.post(f"{url}/v1/chats", json=[1]).json()["error"]["message"]
         assert told == "expected a JSON object as the body, got list"
         assert httpx.get(f"{url}/v1/nowhere").json()["error"]["message"] == "Not Found"

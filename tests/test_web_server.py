@@ -1,0 +1,16 @@
+"""Where a web server listens."""
+
+import pytest
+
+from rl_dialog.errors import UserError
+from rl_dialog.web_server import listening
+
+
+def test_an_address_is_taken_before_its_server_is_ready():
+    """Models take their time to load; a server that is told the same port meanwhile must hear so, or one of
+    the two would be ready where nobody can reach it."""
+    with listening("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(UserError, match=f"a free port, got 127.0.0.1:{port}"):
+            listening("127.0.0.1", port)
+    listening("127.0.0.1", port).close()
