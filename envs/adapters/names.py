@@ -22,6 +22,8 @@ def parsed(name: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise UserError(f"env {name!r}: expected ?option=value&option=value after the name, got {part!r}")
+        if key.strip() in options:
+            raise UserError(f"env {name!r}: expected each option once, got {key.strip()} again")
         try:
             options[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:

@@ -61,6 +61,8 @@ def test_options_are_yaml():
     assert parsed("chain_sum") == ("chain_sum", {})
     with pytest.raises(UserError, match="expected .option=value&option=value after the name, got 'role'"):
         parsed("Nim-v0?role")
+    with pytest.raises(UserError, match="expected each option once, got role again"):
+        parsed("Nim-v0?role=1&role=0")
 
 
 def test_own_luck_leaves_the_generators_and_the_output_alone(capsys):
