@@ -125,7 +125,7 @@ def rounds_of(config: PlaySettings, make_env: Callable[[], Any]) -> Rounds:
         elif PERSON not in config.player:
             cast_of(config.player, make_env)  # raises for an unknown name now, and not on a worker
         return {"": ()}
-    name = Path(config.checkpoint).name or "checkpoint"
+    name = Path(os.path.abspath(config.checkpoint)).name  # of `.` and `..` too, which are no names of films
     directory, decoding = resolve(config.checkpoint), Decoding.of(config)
     if Path(directory).exists():
         directory = str(Path(directory).absolute())  # workers start in another folder
@@ -135,7 +135,9 @@ def rounds_of(config: PlaySettings, make_env: Callable[[], Any]) -> Rounds:
     if not method.acts_with_beta:
         trained = f"{config.checkpoint} was trained with {method_name(method)}, which has none"
         raise UserError(f"--beta: expected a method with a beta, {trained}: leave it out")
-    return {f"{name} beta {beta:g}": (directory, beta, decoding) for beta in config.beta}
+    if len(set(config.beta)) < len(config.beta):
+        raise UserError(f"--beta: expected each once, got {' '.join(f'{beta:.15g}' for beta in config.beta)}")
+    return {f"{name} beta {beta:.15g}": (directory, beta, decoding) for beta in config.beta}
 
 
 def _played(

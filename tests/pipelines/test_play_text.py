@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pyarrow.parquet as parquet
@@ -19,6 +20,7 @@ from envs.text_world import play as play_one
 from pipelines import prepare
 from pipelines.play import PlayConfig, main
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.playing import rounds_of
 from rl_dialog.cluster.rollout import CheckpointPlayer
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.data.tokenize import train_tokenizer
@@ -226,6 +228,20 @@ def test_a_method_without_beta_and_logs_that_are_there(checkpoints, tmp_path):
     with pytest.raises(UserError, match="is there already"):
         main(playing(player=("random",), logs=str(tmp_path / "logs.jsonl")))
     assert (tmp_path / "logs.jsonl").read_text() == "precious\n"
+
+
+def test_betas_that_are_near_are_told_apart_and_equal_ones_refused(checkpoints):
+    config = playing(checkpoint=str(checkpoints / "ilql"), beta=(0.1234567, 0.1234568))
+    assert list(rounds_of(config, Counting)) == ["ilql beta 0.1234567", "ilql beta 0.1234568"]
+    with pytest.raises(UserError, match="--beta: expected each once, got 2 2"):
+        rounds_of(replace(config, beta=(2.0, 2.0)), Counting)
+
+
+def test_a_checkpoint_named_by_dots_has_its_folders_name(checkpoints, monkeypatch):
+    """`..` would put its films beside the output folder."""
+    (checkpoints / "ilql" / "inner").mkdir(exist_ok=True)
+    monkeypatch.chdir(checkpoints / "ilql" / "inner")
+    assert list(rounds_of(playing(checkpoint=".."), Counting)) == ["ilql"]
 
 
 def test_a_player_that_says_no_text_is_told_so():
