@@ -29,6 +29,7 @@ from envs.small_talk_policies import (
 from envs.small_talk_rules import TURNS
 from envs.small_talk_texts import read_reply, read_user
 from envs.small_talk_world import SmallTalk, SmallTalkVector, conversation_seed, play, returns
+from rl_dialog.errors import UserError
 
 if TYPE_CHECKING:
     from rl_dialog.data.schema import Dialog
@@ -122,7 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
             f"{options.seed}"
         )
     if options.logs:
-        print(json.dumps(write_logs(options.logs, dialogs=options.dialogs, seed=options.seed)))
+        try:
+            print(json.dumps(write_logs(options.logs, dialogs=options.dialogs, seed=options.seed)))
+        except UserError as error:
+            parser.error(str(error))
         return
     table = {f"optimum ({name})": (optimal_return(information=name), None) for name in ("full", "text")}
     print(

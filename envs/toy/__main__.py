@@ -20,6 +20,7 @@ import numpy as np
 from envs.text_world import play
 from envs.toy import TOYS
 from envs.toy.process import TextProcess
+from rl_dialog.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,7 +37,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("expected --dialogs of at least 1, and with --logs the name of a world")
     if options.logs:
         world = TOYS[options.world]
-        print(json.dumps(world.write_logs(options.logs, dialogs=options.dialogs, seed=options.seed)))
+        try:
+            print(json.dumps(world.write_logs(options.logs, dialogs=options.dialogs, seed=options.seed)))
+        except UserError as error:
+            parser.error(str(error))
         return
     names = [options.world] if options.world else list(TOYS)
     found = {name: returns(TOYS[name], options.dialogs, options.seed) for name in names}

@@ -278,8 +278,13 @@ def to_table(dialogs: Sequence[Dialog]) -> pa.Table:
 
 
 def write_jsonl(dialogs: Iterable[Dialog], path: str | Path) -> int:
-    """Writes one Dialog per line, returns how many."""
+    """Writes one Dialog per line, returns how many. Raises UserError where no file can be made."""
     count = 0
+    try:
+        Path(path).open("a").close()
+    except (IsADirectoryError, NotADirectoryError, FileNotFoundError, PermissionError) as error:
+        expected = "expected a file in a folder that is there"
+        raise UserError(f"{path}: {expected}, got: {error.strerror}") from error
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for dialog in dialogs:
             file.write(dialog.to_json() + "\n")

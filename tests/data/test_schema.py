@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, DialogError, read_jsonl, to_table, write_jsonl
+from rl_dialog.errors import UserError
 
 USER = {"role": "user", "content": "hi"}
 CALL = [
@@ -121,6 +122,13 @@ def test_jsonl_file_round_trip(tmp_path):
     assert write_jsonl(iter(DIALOGS), path) == len(DIALOGS)
     assert path.read_bytes().count(b"\n") == len(DIALOGS)
     assert list(read_jsonl(path)) == DIALOGS
+
+
+@pytest.mark.parametrize("place", [".", "nowhere/dialogs.jsonl", "file/dialogs.jsonl"])
+def test_a_place_where_no_file_can_be_is_said(tmp_path, place):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="expected a file in a folder that is there"):
+        write_jsonl(DIALOGS, tmp_path / place)
 
 
 def test_parquet_round_trip(tmp_path):

@@ -491,3 +491,5 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(POLICIES) < json.loads(lines[-1]).keys()
     with pytest.raises(SystemExit):
         main(["--dialogs", "0"])
+    with pytest.raises(SystemExit):
+        main(["--logs", "there/is/no/such/folder.jsonl", "--dialogs", "1"])

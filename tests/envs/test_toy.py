@@ -364,3 +364,6 @@ def test_the_command_line(tmp_path, capsys):
     assert '"dialogs": 5' in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["--logs", "x.jsonl"])
+    with pytest.raises(SystemExit):
+        main(["toy_walks", "--logs", str(tmp_path), "--dialogs", "5"])
+    assert f"{tmp_path}: expected a file in a folder that is there, got: Is a" in capsys.readouterr().err
