@@ -72,7 +72,8 @@ class Session:
         seed = data.get("seed")
         if seed is not None and not (type(seed) is int and 0 <= seed <= LARGEST_SEED):
             got = str(seed)[:100]
-            raise Refused("VALIDATION_ERROR", f"expected a whole number from 0 as seed, got {got}")
+            expected = "a whole number from 0 to 2**63 - 1 as seed"
+            raise Refused("VALIDATION_ERROR", f"expected {expected}, got {got}")
         self.running = False
         messages, info = self.world.reset(seed=seed)
         self.episode, self.turns = str(data.get("episode_id") or uuid.uuid4()), 0
@@ -83,7 +84,7 @@ class Session:
     def _step(self, data: Mapping[str, Any]) -> dict[str, Any]:
         reply = data.get("message")
         if not isinstance(reply, str):
-            got = ", ".join(data) or "nothing"
+            got = str(reply) if "message" in data else f"the fields {', '.join(data) or '(none)'}"
             raise Refused("VALIDATION_ERROR", f"expected the reply as message, a text, got {got[:100]}")
         if not self.running:
             raise Refused("EXECUTION_ERROR", "expected a reset first: no episode is under way")

@@ -162,6 +162,12 @@ def test_the_protocol_message_for_message(fragile):
         ]
         assert codes == ["INVALID_JSON"] * 2 + ["VALIDATION_ERROR", "UNKNOWN_TYPE"] + ["VALIDATION_ERROR"] * 2
         assert ask(place, {"type": "step", "data": {"message": "hi"}})["type"] == "observation"
+        for message, said in (
+            ({"type": "step", "data": {"message": 5}}, "a text, got 5"),
+            ({"type": "step", "data": {"reply": "hi"}}, "a text, got the fields reply"),
+            ({"type": "reset", "data": {"seed": 2**63}}, "from 0 to 2**63 - 1 as seed"),
+        ):
+            assert said in ask(place, message)["data"]["message"]
         broken = ask(place, {"type": "step", "data": {"message": "break"}})
         assert broken["type"] == "error" and "broken" in broken["data"]["message"]
         assert ask(place, {"type": "step", "data": {"message": "hi"}})["data"]["code"] == "EXECUTION_ERROR"
