@@ -108,6 +108,8 @@ def _play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any
     check_players(config, quiet=config.quiet)
     rounds = rounds_of(config, make_env)
     logs = Path(config.logs).absolute() if config.logs else None
+    if logs and logs.is_dir():
+        raise UserError(f"--logs: expected a file, got the folder {logs}: name a file in it")
     if logs and logs.exists() and not config.overwrite:
         raise UserError(f"--logs: {logs} is there already: choose another file, or --overwrite")
     out = claim_output(config, "play") if config.output_dir else None

@@ -228,6 +228,8 @@ def test_a_method_without_beta_and_logs_that_are_there(checkpoints, tmp_path):
     with pytest.raises(UserError, match="is there already"):
         main(playing(player=("random",), logs=str(tmp_path / "logs.jsonl")))
     assert (tmp_path / "logs.jsonl").read_text() == "precious\n"
+    with pytest.raises(UserError, match="--logs: expected a file, got the folder"):
+        main(playing(player=("random",), logs=str(tmp_path), overwrite=True))
 
 
 def test_betas_that_are_near_are_told_apart_and_equal_ones_refused(checkpoints):
