@@ -127,12 +127,15 @@ def expectile(error: Tensor, tau: float) -> Tensor:
     return torch.where(error < 0, 1 - tau, tau) * error.square()
 
 
-def gumbel(error: Tensor, c: float, limit: float = 5.0) -> Tensor:
+def gumbel(error: Tensor, c: float, limit: float = 2.0) -> Tensor:
     """c^2 (exp z - z - 1) with z = error / c, elementwise: fits the soft maximum, c log E exp(x / c) (Gumbel
     regression, Garg et al. 2023, eq. 11).
 
-    Near 0 it is half the squared error. Beyond z = `limit` it goes on as a straight line: one sample never
-    pulls more than exp(limit) others.
+    Near 0 it is half the squared error. Beyond z = `limit` it goes on as a straight line, so that one sample
+    pulls as much as exp(limit) - 1 others at most. Otherwise errors of Q would be taken for choices: the soft
+    maximum over errors of deviation s is s^2 / 2c too high, and where a conversation comes back to the same
+    state that adds up, to s^2 / 2c (1 - gamma). A reply that lifts the value of the state before it has to be
+    one of seven or so there.
     """
     z = error / c
     inside = z.clamp(max=limit)
