@@ -342,9 +342,7 @@ def _check_entry(path: str, name: str, entry: Any) -> None:
             f"got {dict(entry)!r}"
         )
     if kinds[0] == "loguniform" and limits[0] <= 0:
-        raise ConfigError(
-            f"{path}: space: {name}: expected limits above 0 for loguniform, got {limits}"
-        )
+        raise ConfigError(f"{path}: space: {name}: expected limits above 0 for loguniform, got {limits}")
     if kinds[0] == "randint" and not all(float(limit).is_integer() for limit in limits):
         raise ConfigError(
             f"{path}: space: {name}: expected whole numbers for randint, which draws some, got {limits}"
