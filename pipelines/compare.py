@@ -37,6 +37,7 @@ from rl_dialog.evaluation.comparison_file import (
 )
 from rl_dialog.evaluation.comparison_run import runs_of, write_results
 from rl_dialog.evaluation.experiment import Progress, Run
+from rl_dialog.evaluation.sweep_measured import check_figure
 from rl_dialog.run import OnCluster, ResumableOutput, claim_output, require, run
 
 
@@ -108,7 +109,9 @@ def plan(comparison: Comparison, name: str, out: Path, settings: Chosen) -> list
     task, folder = comparison.tasks[name], out / name
     stages.prepare_config(task, folder)
     stages.candidates_config(task, folder, folder)
-    stages.evaluate_config(task, folder, ["RUN"])
+    evaluation = stages.evaluate_config(task, folder, ["RUN"])
+    for figure in task.figures:
+        check_figure(figure, evaluation, where=f"tasks: {name}: figures")
     return runs_of(comparison, name, folder, settings, stages.train_config)
 
 

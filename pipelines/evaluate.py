@@ -52,6 +52,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     load_quietly()
     require(config, checkpoints="run folders or checkpoint directories")
     at_least(config, episodes=1, batch_size=1, replicates=1, num_workers=0, best_of=0)
+    at_least(config, seed=0, held_out=0, samples=0, max_length=2)
     if config.side_by_side and config.num_workers:
         why = "checkpoints that are evaluated at the same time play their own episodes"
         raise UserError(f"expected side_by_side or num_workers: {why}")

@@ -17,6 +17,7 @@ import inspect
 import json
 import math
 import os
+import shlex
 import sys
 import textwrap
 import types
@@ -243,6 +244,8 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
             raise ConfigError(
                 f"{where}: unknown key {key!r} for {config_class.__name__}.{_nearest(str(key), fields)}"
             )
+    if missing := [repr(name) for name, field in fields.items() if _required(field) and name not in values]:
+        raise ConfigError(f"{where}: expected {', '.join(missing)} too, which {config_class.__name__} needs")
     hints = typing.get_type_hints(config_class)
     filled = {}
     for name, value in values.items():
@@ -261,6 +264,20 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
         return finite(config_class(**filled), where)
     except TypeError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _required(field: dataclasses.Field) -> bool:
+    """Is there nothing that stands for it where it is not given?"""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def check_flags(text: str, where: str) -> None:
+    """Raises ConfigError where a file's string of flags has a quote that is not closed."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        problem = f"{str(error).lower()} in {text!r}"
+        raise ConfigError(f"{where}: expected flags as one types them, got {problem}") from error
 
 
 def finite(config: T, where: str, start: str = "") -> T:
@@ -528,6 +545,8 @@ def _typed(value: Any, kind: Any, name: str, where: str) -> Any:
             raise ConfigError(f"{where}: expected {len(each)} values for {name}, got {value!r}")
         return tuple(_typed(v, part, name, where) for v, part in zip(value, each, strict=True))
     if origin is dict and isinstance(value, Mapping):
+        if odd := next((key for key in value if not isinstance(key, str)), None):
+            raise ConfigError(f"{where}: expected names as the keys of {name}, got {odd!r}: put it in quotes")
         return {key: _typed(v, parts[1], f"{name}.{key}", where) for key, v in value.items()}
     if kind in (int, float) and isinstance(value, int | float | str) and not isinstance(value, bool):
         number = value if isinstance(value, kind) else _to_float(value, name, where)

@@ -17,12 +17,13 @@ from typing import Any
 
 import yaml
 
-from rl_dialog.config import ConfigError, from_dict, read_yaml
+from rl_dialog.config import ConfigError, check_flags, from_dict, read_yaml
 from rl_dialog.data.files import write_text_atomically
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 from rl_dialog.evaluation.experiment import Task
 from rl_dialog.evaluation.runs import nearest
+from rl_dialog.evaluation.sweep_space import check_seeds
 from rl_dialog.methods import FROM_LOGS
 
 Chosen = dict[str, dict[str, Any]]  # method -> flag of train -> value
@@ -69,17 +70,45 @@ def read_comparison(
             near = nearest(name, FROM_LOGS)
             known = ", ".join(FROM_LOGS)
             raise ConfigError(f"{path}: unknown method {name!r}: expected one of {known}.{near}")
+    if unknown := next((name for name in comparison.space if name not in comparison.methods), None):
+        near = nearest(unknown, comparison.methods)
+        raise ConfigError(f"{path}: space: expected names of the file's methods, got {unknown!r}.{near}")
+    if not comparison.tasks:
+        raise ConfigError(f"{path}: tasks: expected at least one, got none")
     for name, task in comparison.tasks.items():
-        if unknown := next((method for method in task.methods if method not in FROM_LOGS), None):
-            raise ConfigError(
-                f"tasks: {name}: methods: unknown method {unknown!r}.{nearest(unknown, FROM_LOGS)}"
-            )
-    return replace(
+        _check_task(path, name, task, comparison)
+    comparison = replace(
         comparison,
         methods=chosen_methods,
         tasks=_chosen(tasks, comparison.tasks, "tasks"),
         seeds=tuple(seeds) or comparison.seeds,
     )
+    check_seeds(path, "seeds", comparison.seeds)
+    check_seeds(path, "search_seeds", comparison.search_seeds)
+    if comparison.samples < 1:
+        raise ConfigError(f"{path}: samples: expected at least 1, got {comparison.samples}")
+    for name, flags in {"train": comparison.train, **comparison.methods}.items():
+        check_flags(flags, f"{path}: {name}")
+    return comparison
+
+
+def _check_task(path: str, name: str, task: Task, comparison: Comparison) -> None:
+    """What can be known to fail before anything starts."""
+    where = f"{path}: tasks: {name}"
+    if name != Path(name).name or name == "..":
+        raise ConfigError(f"{path}: tasks: expected names that can be folders, got {name!r}")
+    if unknown := next((method for method in task.methods if method not in FROM_LOGS), None):
+        raise ConfigError(f"{where}: methods: unknown method {unknown!r}.{nearest(unknown, FROM_LOGS)}")
+    if task.methods.get(BASELINE, "") is None:
+        raise ConfigError(f"{where}: methods: expected {BASELINE} to stay: the other methods start from it")
+    if not task.figures:
+        raise ConfigError(f"{where}: figures: expected at least one, the table's headline, got none")
+    origin = task.settings_of
+    if origin and (origin not in comparison.tasks or not comparison.tasks[origin].search):
+        raise ConfigError(f"{where}: settings_of: expected a task with a search, got {origin!r}")
+    strings = [task.evaluate, task.bc, task.improve, task.prepare, task.candidates, task.search]
+    for flags in (*strings, *task.methods.values()):
+        check_flags(flags or "", where)
 
 
 def _chosen(names: Sequence[str], among: dict[str, Any], flag: str) -> dict[str, Any]:

@@ -175,13 +175,15 @@ def _comparison(evaluation: Evaluation) -> Section | None:
     for label, (baseline, changes) in evaluation.comparisons.items():
         cells = [shown(changes.get(name), figure_of(name), signed=True) for name in names]
         rows.append([f"{label} - {baseline}", *cells])
-    text = [
+    of_seeds = min(len(group.runs) for group in evaluation.groups) > 1
+    text = (
         "Differences with 95 % intervals, paired by conversation. Where the interval leaves out 0, other "
-        "seeds would most likely agree."
-    ]
+        f"{'seeds' if of_seeds else 'conversations'} would most likely agree"
+        + ("." if of_seeds else "; one run says nothing about other seeds.")
+    )
     return Section(
         "Against the baseline",
-        text,
+        [text],
         Table(["difference", *(_title(name, evaluation) for name in names)], rows),
     )
 

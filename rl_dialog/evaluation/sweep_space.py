@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rl_dialog.config import ConfigError, from_dict, read_yaml
+from rl_dialog.config import ConfigError, check_flags, from_dict, read_yaml
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 
@@ -139,8 +139,10 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
     sweep = from_dict(Sweep, values, where=path)
     if unknown := set(sweep.halving) - {"grace", "factor"}:
         raise ConfigError(f"{path}: halving: expected factor, grace, got {', '.join(sorted(unknown))}")
-    if sweep.halving:
-        Halving(**sweep.halving)
+    sweep = replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
+    _check_counts(path, sweep)
+    for name in ("prepare", "start", "train", "online", "evaluate"):
+        check_flags(getattr(sweep, name), f"{path}: {name}")
     for space in _spaces(sweep):
         if not isinstance(space, Mapping) or not space:
             raise ConfigError(
@@ -167,7 +169,27 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
             f"{path}: optuna chooses by what training reports, before the evaluation: expected no evaluate.* "
             "in its space"
         )
-    return replace(sweep, seeds=tuple(seeds) or sweep.seeds, samples=samples or sweep.samples)
+    return sweep
+
+
+def check_seeds(path: str, name: str, seeds: Sequence[int]) -> None:
+    """Raises ConfigError without any, and where two runs would share a folder."""
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ConfigError(f"{path}: {name}: expected different numbers from 0 on, got {list(seeds)}")
+
+
+def _check_counts(path: str, sweep: Sweep) -> None:
+    """Numbers with which there would be no sweep."""
+    check_seeds(path, "seeds", sweep.seeds)
+    counts = {"samples": (sweep.samples, 1), "batch": (sweep.batch, 1)}
+    if sweep.halving:
+        if "grace" not in sweep.halving:
+            raise ConfigError(f"{path}: halving: expected grace, the updates before the first trials stop")
+        halving = Halving(**sweep.halving)
+        counts |= {"halving: grace": (halving.grace, 1), "halving: factor": (halving.factor, 2)}
+    for name, (value, least) in counts.items():
+        if value < least:
+            raise ConfigError(f"{path}: {name}: expected at least {least}, got {value}")
 
 
 def _check_online(path: str, sweep: Sweep) -> None:
@@ -303,6 +325,8 @@ def _verb(name: str) -> str:
 
 
 def _check_entry(path: str, name: str, entry: Any) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}: space: expected names of flags, got {name!r}")
     expected = f"{path}: space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)}"
     if isinstance(entry, list) and entry:
         return
@@ -316,4 +340,10 @@ def _check_entry(path: str, name: str, entry: Any) -> None:
         raise ConfigError(
             f"{expected} with [low, high], low below high (write 1.0e-4, not 1e-4: YAML reads that as text), "
             f"got {dict(entry)!r}"
+        )
+    if kinds[0] == "loguniform" and limits[0] <= 0:
+        raise ConfigError(f"{path}: space: {name}: expected limits above 0 for loguniform, got {limits}")
+    if kinds[0] == "randint" and not all(float(limit).is_integer() for limit in limits):
+        raise ConfigError(
+            f"{path}: space: {name}: expected whole numbers for randint, which draws some, got {limits}"
         )

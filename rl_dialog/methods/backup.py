@@ -19,6 +19,8 @@ def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
     or per turn only."""
     if per not in ("token", "turn"):
         raise UserError(f"expected discount 'token' or 'turn', got {per!r}")
+    if not 0 <= gamma <= 1:
+        raise UserError(f"expected --method.gamma from 0 to 1, got {gamma:g}")
     factor = torch.full_like(batch.rewards, gamma)
     if per == "turn":
         factor = torch.where(batch.turn_end, factor, torch.ones_like(factor))
@@ -123,7 +125,9 @@ def started_from_returns(
 
 def expectile(error: Tensor, tau: float) -> Tensor:
     """|tau - 1[error < 0]| * error^2, elementwise: 0.5 fits the mean (halved squared error), 1 the
-    maximum."""
+    maximum. Raises UserError for a tau with which one side would be pushed away."""
+    if not 0 <= tau <= 1:
+        raise UserError(f"expected --method.tau from 0 to 1, got {tau:g}")
     return torch.where(error < 0, 1 - tau, tau) * error.square()
 
 

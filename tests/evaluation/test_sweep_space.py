@@ -170,3 +170,27 @@ def test_data_of_a_mix_may_be_what_trials_reply_to(tmp_path: Path) -> None:
     space = {"prepare.rewards.vote": [1, 2]}
     online = "--contexts {data} --rewards.question 1"
     assert read_sweep(written(tmp_path, **ONLINE | {"online": online, "space": space})).space == space
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"title": None, "about": None}, "expected 'title', 'about' too, which Sweep needs"),
+        ({"space": {"method.c": {"loguniform": [0, 1]}}}, r"method\.c: expected limits above 0 .*\[0, 1\]"),
+        ({"space": {"method.samples": {"randint": [1.5, 3.2]}}}, "expected whole numbers for randint"),
+        ({"space": {1: [2]}}, "space: expected names of flags, got 1"),
+        ({"samples": 0}, "samples: expected at least 1, got 0"),
+        ({"search": "optuna", "batch": 0}, "batch: expected at least 1, got 0"),
+        ({"seeds": []}, "seeds: expected different numbers"),
+        ({"seeds": [3, 3]}, "seeds: expected different numbers from 0 on, got .3, 3."),
+        ({"halving": {"factor": 3}}, "halving: expected grace, the updates"),
+        ({"halving": {"grace": 0}}, "halving: grace: expected at least 1, got 0"),
+        ({"halving": {"grace": 10, "factor": 1}}, "halving: factor: expected at least 2, got 1"),
+        ({"train": "--env 'small_talk"}, "train: expected flags as one types them, got no closing quotation"),
+    ],
+)
+def test_numbers_without_a_sweep_and_limits_that_nothing_is_drawn_between_are_refused(
+    tmp_path: Path, changes, message
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(written(tmp_path, **changes))

@@ -74,6 +74,15 @@ def test_an_unknown_discount_is_refused(two_replies):
         discounts(two_replies, 0.9, "episode")
 
 
+@pytest.mark.parametrize("beyond", [-0.1, 1.5])
+def test_a_discount_and_an_expectile_beyond_their_range_are_refused(two_replies, beyond):
+    """With tau 1.5 an error below 0 weighs -1/2: the loss has no smallest value."""
+    with pytest.raises(UserError, match=f"expected --method.gamma from 0 to 1, got {beyond:g}"):
+        discounts(two_replies, beyond, "turn")
+    with pytest.raises(UserError, match=f"expected --method.tau from 0 to 1, got {beyond:g}"):
+        expectile(torch.tensor([-1.0]), beyond)
+
+
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.9, 1.0])
 def test_expectile(tau):
     """Target 2, V 0: error 2 -> 4 tau. Target -2, V 0: error -2 -> 4 (1 - tau). No error, no loss."""

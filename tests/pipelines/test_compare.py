@@ -60,6 +60,7 @@ TINY = {
         },
     },
 }
+TALK = TINY["tasks"]["talk"]
 
 
 def written(values: dict) -> str:
@@ -248,6 +249,20 @@ def kill(process: subprocess.Popen) -> None:
         ({"train": "--learning_rat 1"}, {}, "Did you mean --learning_rate?"),
         ({"tasks": {"x": {"titel": "x"}}}, {}, "tasks: x: unknown key 'titel' for Task. Did you mean title?"),
         ({"seed": [1]}, {}, "unknown key 'seed' for Comparison. Did you mean seeds?"),
+        ({"tasks": {"x": {"title": "x"}}}, {}, "tasks: x: expected 'about', 'figures', .* too"),
+        ({"tasks": {}}, {}, "tasks: expected at least one"),
+        ({"tasks": {1: TALK}}, {}, "expected names as the keys of tasks, got 1: put it in quotes"),
+        ({"tasks": {"../x": TALK}}, {}, "expected names that can be folders, got '../x'"),
+        ({"tasks": {"x": TALK | {"figures": []}}}, {}, "tasks: x: figures: expected at least one"),
+        ({"tasks": {"x": TALK | {"figures": ["retrun"]}}}, {}, "figure retrun is never measured: .*return"),
+        ({"tasks": {"x": TALK | {"methods": {"bc": None}}}}, {}, "tasks: x: methods: expected bc to stay"),
+        ({"tasks": {"x": TALK | {"settings_of": "y"}}}, {}, "settings_of: expected a task with a search"),
+        ({"tasks": {"x": TALK | {"bc": "--seed '1"}}}, {}, "x: expected flags .* no closing quotation"),
+        ({"train": "--env 'small_talk"}, {}, "train: expected flags as one types them"),
+        ({"space": {"tf_tops": {"seed": [1]}}}, {}, "space: expected names .*tf_tops'. Did you mean tf_top?"),
+        ({"samples": 0}, {}, "samples: expected at least 1, got 0"),
+        ({"seeds": []}, {}, r"seeds: expected different numbers from 0 on, got \[\]"),
+        ({}, {"seeds": (0, 0)}, r"seeds: expected different numbers from 0 on, got \[0, 0\]"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(

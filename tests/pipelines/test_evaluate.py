@@ -246,6 +246,7 @@ def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
     text = (tmp_path / "one" / "report.md").read_text()
     assert "Held-out context" in text
     assert "Episode" not in text
+    assert "one run says nothing about other seeds" in text and "other seeds would" not in text
     assert (tmp_path / "one" / "report.html").read_bytes() == (tmp_path / "two" / "report.html").read_bytes()
 
 
@@ -291,6 +292,9 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
         ({"names": ("a", "b")}, "one name per checkpoint"),
         ({"temperature": 0.0}, "expected temperature > 0"),
         ({"side_by_side": True, "num_workers": 2}, "expected side_by_side or num_workers"),
+        ({"seed": -1}, "expected --seed of at least 0, got -1"),
+        ({"held_out": -3}, "expected --held_out of at least 0, got -3"),
+        ({"max_length": 0}, "expected --max_length of at least 2, got 0"),
     ],
 )
 def test_errors(runs, tmp_path, change, message):
