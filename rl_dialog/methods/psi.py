@@ -19,6 +19,8 @@ from rl_dialog.methods.backup import (
 )
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs
 
+LEAST_C = 0.1  # to learn V with: the sharper a soft maximum, the more it takes errors of Q for choices
+
 
 @dataclass(frozen=True)
 class Psi(Method):
@@ -28,7 +30,9 @@ class Psi(Method):
 
     L_Q = sum_i (Q_i(s,a) - y)^2,    y = r + gamma V(s')            V' online, no gradient; 0 after the end
     L_V = c^2 (exp z - z - 1),       z = (min_i Q'_i - V(s)) / c    Q' of the whole reply, Polyak targets:
-                                                                    V = c log E_p exp(Q / c)
+                                                                    V = c log E_p exp(Q / c); a straight line
+                                                                    beyond z = 2, and with 0.1
+                                                                    where c is less
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]                         keeps Q low on what nobody said in this
                                                                     state
     L   = L_Q + L_V + cql_weight L_CQL                              each averaged over decisions
@@ -101,7 +105,7 @@ class Psi(Method):
 
     def value_loss(self, error: Tensor) -> Tensor:
         """(N,) L_V of min Q' - V."""
-        return gumbel(error, self.c)
+        return gumbel(error, max(self.c, LEAST_C))
 
     def charge(self, advantage: Tensor) -> Tensor:
         """(N,) c log(pi / p) of the logged token where the target charges it: here the soft maximum has it

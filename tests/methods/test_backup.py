@@ -1,5 +1,6 @@
 """Discounts, the expectile and log-ratios, by hand."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,15 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
 from rl_dialog.methods import scores
-from rl_dialog.methods.backup import discounts, expectile, following, log_ratios, minimum, returns
+from rl_dialog.methods.backup import (
+    discounts,
+    expectile,
+    following,
+    gumbel,
+    log_ratios,
+    minimum,
+    returns,
+)
 from rl_dialog.methods.scores import Dense, Linear
 
 
@@ -165,3 +174,14 @@ def test_log_ratios_by_hand(ragged):
     torch.testing.assert_close(seen[0], expected)
     torch.testing.assert_close(total, expected.sum())
     assert not total.requires_grad
+
+
+def test_gumbel_regression_goes_on_as_a_straight_line():
+    """c = 1/2: below z = 2 its derivative is c (exp z - 1), and from there on that of z = 2."""
+    error = torch.tensor([-1.0, 0.0, 0.5, 1.0, 4.0], requires_grad=True)  # z = -2, 0, 1, 2, 8
+    loss = gumbel(error, 0.5)
+    e = math.e
+    told = [1 / e**2 + 1, 0, e - 2, e**2 - 3, e**2 - 3 + 6 * (e**2 - 1)]
+    torch.testing.assert_close(loss, torch.tensor([value / 4 for value in told]))
+    (slope,) = torch.autograd.grad(loss.sum(), error)
+    torch.testing.assert_close(slope, torch.tensor([1 / e**2 - 1, 0, e - 1, e**2 - 1, e**2 - 1]) / 2)
