@@ -19,11 +19,15 @@ class Tally:
 
     returns: list[float] = field(default_factory=list)  # of those that have one
     ends: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)  # why episodes failed
     replies: int = 0
 
     def add(self, episode: Episode) -> None:
         """One more."""
         self.ends[episode.end] += 1
+        if episode.end == "failed":
+            reason = str(episode.dialog.meta.get("failed") or "no reason given")
+            self.failures[" ".join(reason.split())[:200]] += 1
         self.replies += len(episode.replies)
         if episode.total is not None:
             self.returns.append(episode.total)
@@ -32,11 +36,13 @@ class Tally:
         """The episodes of another tally."""
         self.returns += other.returns
         self.ends += other.ends
+        self.failures += other.failures
         self.replies += other.replies
 
     def figures(self) -> dict[str, Any]:
         """`return`, the mean over the `n` episodes that have one, None without any; `stderr`, its standard
-        error, deviation / sqrt(n), None of fewer than two; the episodes of each end; replies per episode."""
+        error, deviation / sqrt(n), None of fewer than two; the episodes of each end; replies per episode;
+        where episodes failed the commonest reasons."""
         n, played = len(self.returns), sum(self.ends.values())
         mean = float(np.mean(self.returns)) if n else None
         error = float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else None
@@ -47,6 +53,7 @@ class Tally:
             "episodes": played,
             **{end: self.ends[end] for end in ENDS},
             "replies_per_episode": round(self.replies / played, 3) if played else None,
+            **({"failures": dict(self.failures.most_common(3))} if self.failures else {}),
         }
 
 
@@ -70,4 +77,6 @@ def table(rows: Mapping[str, Tally]) -> str:
         mean, error = (f"{_short(found[key]):>8}" for key in ("return", "stderr"))
         ends = "  ".join(f"{found[end]:>10}" for end in ENDS)
         lines.append(f"{name:<{width}} {mean} {error} {found['n']:>7}  {ends}")
+    for name, tally in rows.items():
+        lines += [f"{name}: {n} failed: {reason}" for reason, n in tally.failures.most_common(3)]
     return "\n".join(lines)

@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from rl_dialog.data.schema import Dialog
+from rl_dialog.evaluation.episodes import Episode
 from rl_dialog.evaluation.tally import Tally, table
 
 
@@ -25,3 +27,13 @@ def test_nobody_played() -> None:
     assert Tally().figures()["return"] is None
     assert table({}).startswith("player") and "\n" not in table({})
     assert table({"me": Tally()}).split()[-7:-4] == ["-", "-", "0"]
+
+
+def test_why_episodes_failed() -> None:
+    tally = Tally()
+    said = [{"role": "user", "content": "Hello?"}]
+    for number, end in enumerate(("terminated", "failed", "failed")):
+        meta = {"failed": "a server\n is away"} if end == "failed" else {}
+        tally.add(Episode(number, Dialog(str(number), said, meta=meta), [], end))
+    assert tally.figures()["failures"] == {"a server is away": 2}
+    assert table({"me": tally}).split("\n")[-1] == "me: 2 failed: a server is away"

@@ -113,6 +113,7 @@ def test_ends_are_counted_apart_and_failures_stand_in_no_mean():
     found = main(playing(env=f"{__name__}:Counting", player=(f"{__name__}:silent",), episodes=40))
     assert found["return"] == 3 and found["stderr"] == 0 and found["n"] == found["terminated"]
     assert found["failed"] == 40 - found["n"] > 0 and found["truncated"] == found["unscored"] == 0
+    assert found["failures"] == {"the well is dry": found["failed"]}
 
 
 @pytest.mark.parametrize(("name", "env"), [("bc", "small_talk"), ("ilql", "wordle")])
