@@ -198,6 +198,7 @@ class WebServer:
                 http=protocol_with(patience or Patience(), websockets=websocket_bytes > 0),
                 ws="auto" if websocket_bytes else "none",
                 ws_max_size=websocket_bytes,
+                log_config=None,  # uvicorn's closes what the process around it logs to
                 log_level="warning",
                 timeout_graceful_shutdown=int(drain),
             )

@@ -159,7 +159,10 @@ def server(tokenizer, tmp_path_factory):
         listener.bind(("127.0.0.1", 0))
         running = uvicorn.Server(
             uvicorn.Config(
-                create_app(models, store, take=take), log_level="warning", timeout_graceful_shutdown=1
+                create_app(models, store, take=take),
+                log_config=None,
+                log_level="warning",
+                timeout_graceful_shutdown=1,
             )
         )
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)

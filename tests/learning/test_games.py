@@ -171,10 +171,10 @@ class Trial:
     """One game's logs, and what is trained on them."""
 
     def __init__(self, game: type, folder: Path, *, episodes: int = 2500) -> None:
-        if issubclass(game, Game):
-            write_logs(game, folder / "logs.jsonl", episodes, 1)
-        else:
+        if hasattr(game, "write_logs"):
             game.write_logs(folder / "logs.jsonl", dialogs=episodes, seed=1)
+        else:
+            write_logs(game, folder / "logs.jsonl", episodes, 1)
         self.game, self.folder = game, folder
         self.dialogs = list(read_jsonl(folder / "logs.jsonl"))
         self.tokenizer = train_tokenizer(

@@ -21,7 +21,8 @@ def serving(settings, **options):
     models, store = Models(settings), Store(settings.store)
     app = create_app(models, store, **options)
     place = listening("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    how = {"log_config": None, "log_level": "warning", "timeout_graceful_shutdown": 2}
+    server = uvicorn.Server(uvicorn.Config(app, **how))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
     thread.start()
     try:
