@@ -18,6 +18,7 @@
     online      episodes/s of the loop that plays and learns, over those of TRL's trainers; playing ahead
     offline_start  no speed: conversations that learning from logs saves before a policy talks
     rlhf        no speed: what a policy earns truly while it learns from a reward that was learned from labels
+    self_play   no speed: what comes of the rewards of bots that talk to each other, by REINFORCE and by psi
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM /
 seconds of ours) within one round: whatever else runs on the machine slows both. Absolute tokens/s are only as
@@ -46,6 +47,7 @@ from pipelines.benchmark import (
     preparation,
     rlhf,
     scorers,
+    self_play,
     serving,
     simulation,
     sweeps,
@@ -80,6 +82,7 @@ MEASURES = {
     "rlhf": rlhf.measure,
     "online": online.measure,
     "offline_start": offline_start.measure,
+    "self_play": self_play.measure,
 }
 
 
@@ -136,8 +139,10 @@ def _check(config: BenchmarkConfig) -> None:
     ):
         numbers = "runs, games and steps of at least 1, a seed of at least 0 and a tau between 0 and 1"
         raise UserError(f"wordle: expected {numbers}")
-    if config.what == "offline_start" and min(config.seeds, config.online_rounds, config.seed + 1) < 1:
-        raise UserError("offline_start: expected seeds and online_rounds of at least 1, a seed of at least 0")
+    counts = (config.seeds, config.online_rounds, config.seed + 1, config.held_out)
+    if config.what in ("offline_start", "self_play") and min(counts) < 1:
+        numbers = "seeds, online_rounds and held_out of at least 1, a seed of at least 0"
+        raise UserError(f"{config.what}: expected {numbers}")
     sizes = (config.labels, config.members, config.online_rounds, config.seed + 1, len(config.kl_weights))
     if config.what == "rlhf" and (min(sizes) < 1 or config.held_out < 2 or min(config.kl_weights) < 0):
         numbers = "labels, members and online_rounds of at least 1, held_out of at least 2"

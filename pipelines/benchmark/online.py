@@ -7,12 +7,15 @@
     one Ray actor   of the loop with an actor that plays ahead, over those without playing ahead
     weights         milliseconds of new weights to the object store, and out of it into a model
 
-Every contender draws 64 replies to 8 prompts in a round, of the same length but for the few that a random
-model ends, and learns from them in one step with a frozen prior: c, TRL's beta, is 0.04.
+Every contender draws 64 replies to 8 prompts in a round and learns from them in one step with a frozen prior:
+c, TRL's beta, is 0.04. Either the replies have one length but for the few that a random model ends, so that
+nothing but the arithmetic is left to save, or they end by themselves, as those of dialogs do: each token is
+the last one with a chance of two by the longest reply.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -74,11 +77,14 @@ def measure(config: BenchmarkConfig) -> Result:
     out, more = Path(config.output_dir).absolute(), {}
     measured: Measured = {}
     start = new_policy(config, out / "start")
-    for name in METHODS:
-        setting, seconds, tokens = loops(config, start, out, name)
-        measured[setting] = GROUPS * GROUP_SIZE, seconds
-        more[f"tokens_of_a_round_{name}"] = tokens
-    measured["playing, without learning"] = GROUPS * GROUP_SIZE, playing(config, start, out)
+    for place, chance in {out: 0.0, out / "ending": 2 / config.new_tokens}.items():
+        policy = new_policy(config, place / "policy", chance) if chance else start
+        kind = f"replies of {'up to ' if chance else ''}{config.new_tokens} tokens"
+        for name in METHODS:
+            setting, seconds, tokens = loops(config, policy, place, name, f"{name}, {kind}")
+            measured[setting] = GROUPS * GROUP_SIZE, seconds
+            more[f"tokens_of_a_round, {name}, {kind}"] = tokens
+        measured[f"playing, {kind}"] = GROUPS * GROUP_SIZE, playing(config, policy, place)
     if config.overlap_runs:
         with connect("local", num_cpus=2):
             measured["rloo with one Ray actor"] = GROUPS * GROUP_SIZE, overlap(config, start, out)
@@ -88,24 +94,38 @@ def measure(config: BenchmarkConfig) -> Result:
     return speeds(config, measured, shown=shown, **more)
 
 
-def new_policy(config: BenchmarkConfig, folder: Path) -> Path:
-    """A checkpoint of random weights, and of a tokenizer of random words."""
+def new_policy(config: BenchmarkConfig, folder: Path, chance: float = 0.0) -> Path:
+    """A checkpoint of random weights, and of a tokenizer of random words; each token is a reply's last one
+    with this chance, 0: with that of any other token."""
     rng, letters = np.random.default_rng(config.seed), list("abcdefghijklmnopqrstuvwxyz")
     words = ["".join(rng.choice(letters, size=rng.integers(2, 9))) for _ in range(1000)]
     tokenizer = train_tokenizer([" ".join(words)] * 3 + list(PROMPTS), vocab_size=config.vocabulary)
     torch.manual_seed(config.seed)
     shape = {"layers": config.layers, "attention_heads": config.attention_heads, "width": config.width}
     model = ModelConfig(family="gpt2", **shape, context=2 * (64 + config.new_tokens))
-    Policy(load_lm(model, tokenizer), BC(), model).save_pretrained(folder)
+    policy = Policy(load_lm(model, tokenizer), BC(), model)
+    if chance:
+        _end_with(policy, chance, tokenizer.eos_token_id)
+    policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
+@torch.no_grad()
+def _end_with(policy: Policy, chance: float, end: int) -> None:
+    """Makes one state of the last layer a constant, which only the score of the token `end` reads."""
+    last, words = policy.lm.transformer.ln_f, policy.lm.transformer.wte.weight
+    last.weight[0], last.bias[0], words[:, 0] = 0.0, 1.0, 0.0
+    words[end] = 0.0
+    # The others' scores are normal with the variance |word|^2 in a state whose numbers have variance 1.
+    others = float((words.pow(2).sum(1) / 2).exp().sum()) - 1
+    words[end, 0] = math.log(chance / (1 - chance) * others)
+
+
 def loops(
-    config: BenchmarkConfig, start: Path, out: Path, name: str
+    config: BenchmarkConfig, start: Path, out: Path, name: str, setting: str
 ) -> tuple[str, Seconds, dict[str, float]]:
     """Our loop and TRL's in turn: (setting, seconds of each round, mean tokens drawn in a round)."""
-    setting = f"{name}, one reply of {config.new_tokens} tokens"
     turns = {"rounds": config.rounds, "warmup": config.warmup}
     with ExitStack() as stack:
         ours = stack.enter_context(rounds_of(trainer_of(config, start, out / name, name)))

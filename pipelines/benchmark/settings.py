@@ -34,6 +34,7 @@ class BenchmarkConfig(Output):
             "rlhf",
             "online",
             "offline_start",
+            "self_play",
         ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
@@ -41,7 +42,7 @@ class BenchmarkConfig(Output):
     several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
     returns; wordle: shares of guesses that a critic ranks right; rlhf: true and learned rewards against KL;
     online: episodes/s of the loop that plays and learns; offline_start: conversations that learning from
-    logs saves"""
+    logs saves; self_play: what comes of the rewards of bots that talk to each other"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -113,8 +114,8 @@ class BenchmarkConfig(Output):
     num_workers: int = 0
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10
-    """cartpole: independent learners with buffers and networks of their own; offline_start: clones of the
-    same logs, with all that starts from each"""
+    """cartpole: independent learners with buffers and networks of their own; offline_start, self_play:
+    clones, with all that starts from each"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     runs: int = 1
@@ -132,9 +133,9 @@ class BenchmarkConfig(Output):
     """rlhf: the weight c of the divergence from the prior, a run each; the ensemble and the second round take
     the smallest"""
     online_rounds: int = 60
-    """rlhf: rounds of 64 replies that a run learns from; offline_start: of 64 conversations"""
+    """rlhf: rounds of 64 replies that a run learns from; offline_start, self_play: of 64 conversations"""
     held_out: int = 200
-    """rlhf: most contexts of the validation split that policies are measured on"""
+    """rlhf: most contexts of the validation split that policies are measured on; self_play: conversations"""
     trl_python: str = ""
     """online: the Python of an environment with TRL, whose trainers ours is measured against; by default our
     loop is measured alone"""

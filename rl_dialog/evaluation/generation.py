@@ -72,6 +72,11 @@ class Decoding:
         """The part of a verb's config that says how replies are drawn."""
         return Decoding(*(getattr(config, name) for name in Decoding.__dataclass_fields__))
 
+    @property
+    def is_plain(self) -> bool:
+        """Is a token drawn from the whole vocabulary, so that its probability is the policy's own?"""
+        return self.do_sample and not self.top_k and self.top_p == 1
+
     def check(self) -> None:
         """Raises UserError for settings that contradict each other or make no sense."""
         finite(self, "decoding")

@@ -193,6 +193,7 @@ def load_trainer(
         out,
         prior=prior,
         temperature=config.temperature,
+        drawn_plainly=decoding_of(config).is_plain,
         versions=versions,
         logged=_logged_rows(config, tokenizer, policy),
         evaluate=evaluate,

@@ -123,7 +123,8 @@ class OnlineMethod(Method):
         def of_tokens(logp: Tensor) -> Tensor:
             terms, more = self.surrogate(logp, batch)
             ratio = logp - batch.prior_logp
-            metrics.update({"kl": ratio, "entropy": -logp} | more)
+            gap = (logp - batch.behaviour_logp).abs()
+            metrics.update({"kl": ratio, "entropy": -logp, "behaviour_gap": gap} | more)
             if self.kl in DIVERGENCES and self.c:
                 terms = terms + self.c * DIVERGENCES[self.kl](ratio)
             return (batch.weights * terms).sum()

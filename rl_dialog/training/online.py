@@ -183,6 +183,8 @@ class OnlineTrainer(Trainer):
         play: gives the episodes of a round.
         prior: the frozen prior; without it the policy has adapters to switch off.
         temperature: what the policy speaks at, in `play` and when it is used.
+        drawn_plainly: whether `play` draws from the policy's whole vocabulary, so that what it says of its
+            draws is what the policy says of them.
         versions: of the policy from its start on, where `play` needs older ones.
         logged: rows of logs, for the supervised term.
         evaluate, report, describe: as Trainer has them; the best checkpoint is that of the highest
@@ -201,6 +203,7 @@ class OnlineTrainer(Trainer):
         *,
         prior: Prior | None = None,
         temperature: float = 1.0,
+        drawn_plainly: bool = False,
         versions: Versions | None = None,
         logged: Sequence[Row] = (),
         evaluate: Evaluate | None = None,
@@ -219,6 +222,7 @@ class OnlineTrainer(Trainer):
         passes, parts = config.num_iterations, config.num_mini_batches
         self.passes = method.iterations if passes is None else passes
         self.parts = method.mini_batches if parts is None else parts
+        self.drawn_plainly = drawn_plainly
         self.batch_size = 0  # no rows are given: a run is resumed by its step alone
         self.total_steps, self.warmup_steps = config.max_steps, config.warmup_steps
         self.eval_steps = config.eval_steps
@@ -293,11 +297,13 @@ class OnlineTrainer(Trainer):
         replies = sum(each.replies for each in experiences)
         of_latents = [each.latent_log_ratio for each in experiences if each.latent_log_ratio is not None]
         latent_kl = float(np.concatenate(of_latents).mean()) if of_latents else 0.0
-        gaps = [
-            np.abs(each.logp - logp) for a, b in zip(said, rollouts, strict=True)
-            for each, logp in zip(a, b.logp, strict=True)
-        ]  # fmt: skip
         means = {f"train/{name}": float(value) / decisions for name, value in sums.items()}
+        if not self._is_said(rollouts):  # otherwise the update found it, with the same weights
+            gaps = [
+                np.abs(each.logp - logp) for a, b in zip(said, rollouts, strict=True)
+                for each, logp in zip(a, b.logp, strict=True)
+            ]  # fmt: skip
+            means["train/behaviour_gap"] = float(np.concatenate(gaps).mean())
         kl_per_reply, c = float(ratios.sum()) / replies + latent_kl, self.policy.method.c
         self._steer(kl_per_reply)
         return means | {
@@ -305,7 +311,6 @@ class OnlineTrainer(Trainer):
             "train/c": c,
             "train/kl_per_reply": kl_per_reply,
             **({"train/latent_kl_per_reply": latent_kl} if self.policy.method.holds_latents else {}),
-            "train/behaviour_gap": float(np.concatenate(gaps).mean()),
             "train/reply_tokens": len(ratios) / replies,
         }
 
@@ -365,17 +370,21 @@ class OnlineTrainer(Trainer):
     def _experiences(self, rollouts: Sequence[Rollout]) -> tuple[list[list[Said]], list[Experience]]:
         """What is said of every row before anything is learned, and what every episode led to."""
         rows = [row for rollout in rollouts for row in rollout.rows]
+        drawn = [logp for rollout in rollouts for logp in rollout.logp] if self._is_said(rollouts) else None
         found: dict[int, Said] = {}
         method = self.policy.method
         parts = list(_micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size))
         for indices in self._mine(parts):
             batch = collate([rows[i] for i in indices]).to(self.device)
             with self._autocast():
-                out = self.objective.outputs(batch)
-                logp = -out.lm.nll(batch.actions)[1]
-                chosen = self.objective.latents(batch, out) if method.chooses_latents else ()
+                if drawn is None:
+                    out = self.objective.outputs(batch)
+                    logp, v = -out.lm.nll(batch.actions)[1], out.v
+                    chosen = self.objective.latents(batch, out) if method.chooses_latents else ()
+                else:
+                    logp, v, chosen = torch.from_numpy(np.concatenate([drawn[i] for i in indices])), None, ()
                 prior = self.objective.prior_logp(batch)
-            v = torch.zeros(len(batch.states)) if out.v is None else out.v
+            v = torch.zeros(len(batch.states)) if v is None else v
             logp, prior, v = (each.double().cpu().numpy() for each in (logp, prior, v))
             owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
             of_reply = batch.rows[batch.turn_end].cpu().numpy()
@@ -395,6 +404,15 @@ class OnlineTrainer(Trainer):
         said = [[next(remaining) for _ in rollout.rows] for rollout in rollouts]
         unit = self.policy.value_unit
         return said, [_experience(*pair, unit) for pair in zip(rollouts, said, strict=True)]
+
+    def _is_said(self, rollouts: Sequence[Rollout]) -> bool:
+        """Is it known from the draws what the policy says of them? Not where older weights drew, nor where
+        there is more to be asked than log-probabilities; with several updates, asking costs little."""
+        plain = self.drawn_plainly and self.passes == self.parts == 1 and not self.config.bf16
+        only_words = (
+            self.policy.heads is None and self.policy.steering is None and not self.policy.has_latents
+        )
+        return plain and only_words and all(rollout.staleness == 0 for rollout in rollouts)
 
     def _of_all_learners(self, found: dict[int, Said]) -> dict[int, Said]:
         """What all of them have found."""

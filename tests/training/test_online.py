@@ -329,6 +329,44 @@ def test_learner_and_sampler_agree_and_the_prior_is_another(make_trainer, tokeni
     assert metrics["train/behaviour_gap"] < 1e-5 and metrics["train/kl_per_reply"] > 0.1
 
 
+@pytest.mark.parametrize("name", ["reinforce", "rloo", "grpo"])
+def test_what_the_draws_say_is_not_asked_again(make_trainer, tokenizer, name: str) -> None:  # noqa: ANN001
+    """Of one update of the weights that drew; the update, its metrics and the gap are the same without."""
+    play = Rollouts(Wordy, Decoding(max_new_tokens=4), groups=2, group_size=3, seed=0)
+    found = []
+    for plain in (True, False):
+        trainer = make_trainer(ONLINE[name](), play, str(plain), drawn_plainly=plain)
+        rollouts, outputs = play(trainer.policy, tokenizer, 0), trainer.policy.outputs
+        asked = []
+        trainer.policy.outputs = lambda batch, of=outputs, asked=asked: asked.append(batch) or of(batch)
+        metrics = trainer._learn(rollouts)
+        found.append((len(asked), metrics, trainer.policy.state_dict()))
+    (fewer, metrics, weights), (more, others, theirs) = found
+    assert fewer < more and metrics.keys() == others.keys() and metrics["train/behaviour_gap"] < 1e-5
+    assert {key: metrics[key] for key in metrics} == pytest.approx(others, rel=1e-4, abs=1e-6)
+    for key, value in weights.items():  # of a gradient near 0 AdamW's first step shows the rounding
+        torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-3)
+        assert float((value - theirs[key]).abs().mean()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "staleness"),
+    [
+        (SETTINGS, {"drawn_plainly": False}, 0),
+        (SETTINGS, {}, 1),
+        (replace(SETTINGS, num_iterations=2), {}, 0),
+        (replace(SETTINGS, bf16=True), {}, 0),
+        (SETTINGS, {"values": True}, 0),
+    ],
+    ids=["top-k", "stale", "two passes", "bf16", "values"],
+)
+def test_it_is_asked_where_the_draws_do_not_say(make_trainer, settings, more, staleness) -> None:  # noqa: ANN001
+    method = PPO(c=0.1) if more.pop("values", False) else RLOO(c=0.1)
+    trainer = make_trainer(method, lambda *_: [], settings=settings, **{"drawn_plainly": True} | more)
+    rollouts = [replace(episode(0, 0, np.random.default_rng(0), 1.0), staleness=staleness)]
+    assert not trainer._is_said(rollouts)
+
+
 @pytest.mark.parametrize("name", ["rloo", "ppo"])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(make_trainer, tmp_path, name: str) -> None:  # noqa: ANN001
     """Partners, draws, order, moments, values and their unit all go on where they were."""

@@ -44,7 +44,7 @@ def test_the_table_and_the_plot_have_every_seed() -> None:
 
 
 def test_numbers_that_no_run_has() -> None:
-    with pytest.raises(UserError, match="offline_start: expected seeds and online_rounds of at least 1"):
+    with pytest.raises(UserError, match="offline_start: expected seeds, online_rounds and held_out"):
         main(BenchmarkConfig(what="offline_start", seeds=0))
 
 
