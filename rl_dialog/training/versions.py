@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -81,4 +82,6 @@ def take_weights(policy: Policy, weights: Mapping[str, Any]) -> None:
     state = policy.lm.state_dict()
     with torch.no_grad():
         for name, value in weights.items():
+            # An array out of the object store cannot be written to, which torch would warn of.
+            value = value if isinstance(value, Tensor) else np.require(value, requirements="W")
             state[name].copy_(torch.as_tensor(value))
