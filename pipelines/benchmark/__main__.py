@@ -113,7 +113,7 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     }
     if result.plot is not None:
         headline["plot"] = str(out / f"{config.what}.svg")
-        result.plot.savefig(headline["plot"], dpi=110)
+        result.plot.savefig(headline["plot"], dpi=110, metadata={"Date": None})
     return headline
 
 

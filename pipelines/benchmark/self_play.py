@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pipelines import online, stages
 from pipelines.benchmark.measuring import Result
@@ -240,7 +241,7 @@ def plot(talked: Sequence[Talked]) -> Figure:
             each = [one for one in talked if one.learner == learner and one.goal in ("", goal)]
             earned = [one.goal_reached(goal) for one in each]
             axes.plot([one.perplexity for one in each], earned, "o", color=colour, label=learner)
-        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.set_title(goal, loc="left", fontsize=10)
         axes.set_xlabel("perplexity to the clone", fontsize=9)
         axes.grid(color="#e6e6e6", linewidth=0.8)
