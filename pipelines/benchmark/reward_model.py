@@ -98,13 +98,9 @@ def measure(config: BenchmarkConfig) -> Result:
     the same to the other."""
     task = task_of(config)
     with ExitStack() as stack:
-        learn = {name: ours(task, name, **how) for name, how in OURS.items()}
-        ask = None
-        if config.trl_python:
-            ask = stack.enter_context(_rival(task)).ask
-            learn = {TRL: theirs(task, ask)} | learn
-        else:
-            learn = {TRL: learn.pop(ALIKE)} | learn  # against itself as it comes
+        ask = stack.enter_context(_rival(task)).ask if config.trl_python else None
+        learn = {TRL: theirs(task, ask)} if ask else {TRL: ours(task, TRL, **OURS[ALIKE])}
+        learn |= {name: ours(task, name, **how) for name, how in OURS.items() if ask or name != ALIKE}
         for each in learn.values():
             each(config.seed, 2)  # what is slow the first time
         whole, steps = timed(task, learn)
