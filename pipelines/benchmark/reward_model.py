@@ -88,9 +88,8 @@ class Task:
         return str(self.out / f"{name.replace(',', '').replace(' ', '_')}-{seed}")
 
 
-Learn = Callable[
-    [int, int], float
-]  # seed, most steps -> seconds from the end of the first step to the last's
+# seed, steps -> processor seconds from the end of the first step to that of the last
+Learn = Callable[[int, int], float]
 
 
 def measure(config: BenchmarkConfig) -> Result:
@@ -109,7 +108,7 @@ def measure(config: BenchmarkConfig) -> Result:
     figures = figures_of(task, scores)
     measured: Measured = {
         "a model, from folder to folder": (task.steps * config.batch_size, whole),
-        "all steps but the first": (
+        "processor time of its steps but the first": (
             (task.steps - 1) * config.batch_size,
             {name: of for name, of in steps.items() if "calibration" not in OURS.get(name, {})},
         ),
@@ -179,7 +178,7 @@ def ours(task: Task, name: str, **how: float) -> Learn:
         epochs = steps * config.batch_size / len(task.train.pairs)
         sizes = {"batch_size": config.batch_size, "epochs": epochs, "learning_rate": config.learning_rate}
         reward = new_reward(task.train, task.start(seed), {}, LONGEST, "conversation", seed=seed)
-        note = lambda *_: ends.append(time.perf_counter())  # noqa: E731
+        note = lambda *_: ends.append(time.process_time())  # noqa: E731
         fit(reward, task.train.pairs, settings=Fitting(**sizes, **how), seed=seed, progress=note)
         reward.save_pretrained(task.folder(name, seed))
         return ends[-1] - ends[0]
@@ -212,8 +211,8 @@ def theirs(task: Task, ask: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Le
 
 
 def timed(task: Task, learn: Mapping[str, Learn]) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """The seconds of each contender and seed, in turn: of all that it does, and of its steps but the
-    first."""
+    """The seconds of each contender and seed, in turn: of all that it does by the clock, and of its steps but
+    the first by the processor, whatever else the machine does."""
     steps: dict[str, list[float]] = {name: [] for name in learn}
 
     def turn(name: str) -> Callable[[], None]:

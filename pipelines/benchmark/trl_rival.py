@@ -4,7 +4,7 @@ answers each line on stdin, an order, with a line on stdout.
     python trl_rival.py '{"model": FOLDER, "trainer": "grpo", ...}'        online.py has all the keys
         {}                              a step of GRPO's or RLOO's trainer; how many tokens it drew
     python trl_rival.py '{"trainer": "reward", "train": FILE, "test": FILE, ...}'
-        {"train": {"model": FOLDER, ...}}    learns a reward model; seconds between its first and last step
+        {"train": {"model": FOLDER, ...}}    learns a reward model; processor seconds of its steps but the first
         {"score": FOLDER}                    scores of the chosen and the rejected replies of the test file
 """
 
@@ -116,7 +116,7 @@ def learn(
     weight_decay: float,
     max_length: int,
 ) -> float:
-    """Trains, and saves in `folder`; seconds from the end of the first step to that of the last."""
+    """Trains, and saves in `folder`; processor seconds from the end of the first step to that of the last."""
     import trl
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -127,7 +127,7 @@ def learn(
         """Notes when steps end."""
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.perf_counter())
+            ends.append(time.process_time())
 
     trainer = trl.RewardTrainer(
         model=model,

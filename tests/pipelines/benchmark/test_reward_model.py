@@ -47,7 +47,7 @@ def test_ours_alone_without_trl(tmp_path):
     report = json.loads((out / "benchmark.json").read_text())
     names = ["plain", "rl_dialog", "rl_dialog, calibrated"]
     assert list(report["figures"]["a model, from folder to folder"]) == names
-    assert list(report["figures"]["all steps but the first"]) == names[:2]
+    assert list(report["figures"]["processor time of its steps but the first"]) == names[:2]
     sizes = report["sizes"]
     assert sizes["pairs"] + sizes["held_out"] == 60 and sizes["steps"] == round(sizes["pairs"] / 16)
     assert list(report["models"])[:3] == names and {"longer reply", "the oracle"} <= set(report["models"])
