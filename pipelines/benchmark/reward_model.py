@@ -7,7 +7,8 @@ how long it takes.
     start       a llama of random weights with one output and a tokenizer of these texts: a folder for each
                 of `seeds`, from which all start
     plain       TRL's trainer (`--trl_python`), in a process of its own (trl_rival.py)
-    rl_dialog   with TRL's loss (--fitting.noise 0), as it comes (noise 0.1), and calibrated by a tenth
+    rl_dialog   with TRL's loss (--fitting.noise 0), at once and in parts sorted by length, as it comes (noise
+                0.1), and calibrated by a tenth
 
 All take as many steps of as many pairs with the same learning rate, warm-up, weight decay, betas and
 clipping, in turn, and leave a folder. Each side then scores the held-out replies by the other's folders, too:
@@ -15,12 +16,15 @@ clipping, in turn, and leave a folder. Each side then scores the held-out replie
 oracle itself.
 
     accuracy            share of the held-out pairs whose better reply scores higher
-    loss                -log sigmoid(better - worse), in nats per pair; .693 is knowing nothing
-    calibration_error   of sigmoid(score - score), for each seed
+    loss                -log P(better preferred), in nats per pair; .693 is knowing nothing
+    calibration_error   of P, for each seed
+
+with P = sigmoid(better - worse), and .9 of that + .05 where a tenth of the labels is taken to be random.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -53,8 +57,9 @@ HELD_OUT = 0.25  # of the conversations
 LONGEST = 512  # tokens of context and reply; pairs with longer ones are left out
 PATIENCE = 3600.0  # seconds that TRL may take for a model
 TRL, ALIKE = "plain", "rl_dialog, TRL's loss"
-OURS: dict[str, dict[str, float]] = {
+OURS: dict[str, dict[str, Any]] = {
     ALIKE: {"noise": 0.0},
+    "the same, in 4 parts": {"noise": 0.0, "gradient_accumulation_steps": 4},
     "rl_dialog": {},
     "rl_dialog, calibrated": {"calibration": 0.1},
 }
@@ -85,7 +90,7 @@ class Task:
 
     def folder(self, name: str, seed: int) -> str:
         """Where a contender leaves its model."""
-        return str(self.out / f"{name.replace(',', '').replace(' ', '_')}-{seed}")
+        return str(self.out / f"{re.sub(r'[^a-zA-Z]+', '_', name)}-{seed}")
 
 
 # seed, steps -> processor seconds from the end of the first step to that of the last
@@ -169,7 +174,7 @@ def new_model(config: BenchmarkConfig, tokenizer: PreTrainedTokenizerFast, folde
     tokenizer.save_pretrained(folder)
 
 
-def ours(task: Task, name: str, **how: float) -> Learn:
+def ours(task: Task, name: str, **how: Any) -> Learn:
     """What `fit_reward` does, from loading the folder to writing another."""
     config = task.config
 
@@ -249,11 +254,14 @@ def scores_apart(
 def figures_of(task: Task, scores: Mapping[str, Sequence[Scores]]) -> dict[str, dict[str, Any]]:
     """Of each model over all seeds, and of judges that have none: figures on the held-out pairs with 95 %
     intervals over conversations and seeds, and the advantage over `plain`, paired."""
-    measures = {name: [_measures(task, each) for each in found] for name, found in scores.items()}
+    noises = {name: Fitting(**OURS.get(name, OURS[ALIKE])).noise_of_labels for name in scores}
+    measures = {name: [_measures(task, each, noises[name]) for each in of] for name, of in scores.items()}
     figures: dict[str, dict[str, Any]] = {}
     for name, found in measures.items():
         figures[name] = {key: _figure(estimate([each[key] for each in found])) for key in found[0]}
-        figures[name]["calibration_error"] = [_calibration_error(task, each) for each in scores[name]]
+        figures[name]["calibration_error"] = [
+            _calibration_error(task, each, noises[name]) for each in scores[name]
+        ]
         if name != TRL:
             figures[name]["advantage"] = {
                 key: _figure(difference([of[key] for of in found], [of[key] for of in measures[TRL]]))
@@ -276,17 +284,17 @@ def _sides(task: Task, scores: Scores) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return first, second, np.array([pair.preference for pair in pairs])
 
 
-def _measures(task: Task, scores: Scores) -> dict[str, Measure]:
+def _measures(task: Task, scores: Scores, noise: float = 0.0) -> dict[str, Measure]:
     first, second, preferred = _sides(task, scores)
     units: dict[str, int] = {}
     unit = np.array([units.setdefault(group_of(pair.first), len(units)) for pair in task.test.pairs])
-    losses = log_odds_measures(first - second, preferred, unit, noise=0.0)
+    losses = log_odds_measures(first - second, preferred, unit, noise=noise)
     return {"accuracy": pair_accuracy(first, second, preferred, unit), "loss": losses["loss"]}
 
 
-def _calibration_error(task: Task, scores: Scores) -> float:
+def _calibration_error(task: Task, scores: Scores, noise: float) -> float:
     first, second, preferred = _sides(task, scores)
-    return round(float(calibration(first - second, preferred)[0]), 4)
+    return round(float(calibration(first - second, preferred, noise=noise)[0]), 4)
 
 
 def _figure(found: Estimate) -> list[float | None]:

@@ -4,7 +4,7 @@ answers each line on stdin, an order, with a line on stdout.
     python trl_rival.py '{"model": FOLDER, "trainer": "grpo", ...}'        online.py has all the keys
         {}                              a step of GRPO's or RLOO's trainer; how many tokens it drew
     python trl_rival.py '{"trainer": "reward", "train": FILE, "test": FILE, ...}'
-        {"train": {"model": FOLDER, ...}}    learns a reward model; processor seconds of its steps but the first
+        {"train": {"model": FOLDER, ...}}    learns a reward model; processor seconds of all steps but one
         {"score": FOLDER}                    scores of the chosen and the rejected replies of the test file
 """
 

@@ -45,12 +45,12 @@ def test_ours_alone_without_trl(tmp_path):
     out = tmp_path / "out"
     found = main(config(out))
     report = json.loads((out / "benchmark.json").read_text())
-    names = ["plain", "rl_dialog", "rl_dialog, calibrated"]
+    names = ["plain", "the same, in 4 parts", "rl_dialog", "rl_dialog, calibrated"]
     assert list(report["figures"]["a model, from folder to folder"]) == names
-    assert list(report["figures"]["processor time of its steps but the first"]) == names[:2]
+    assert list(report["figures"]["processor time of its steps but the first"]) == names[:3]
     sizes = report["sizes"]
     assert sizes["pairs"] + sizes["held_out"] == 60 and sizes["steps"] == round(sizes["pairs"] / 16)
-    assert list(report["models"])[:3] == names and {"longer reply", "the oracle"} <= set(report["models"])
+    assert list(report["models"])[:4] == names and {"longer reply", "the oracle"} <= set(report["models"])
     model = report["models"]["rl_dialog"]
     assert len(model["calibration_error"]) == 2 and set(model["advantage"]) == {"accuracy", "loss"}
     low, value, high = (model["accuracy"][i] for i in (1, 0, 2))
