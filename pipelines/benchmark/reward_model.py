@@ -122,7 +122,7 @@ def measure(config: BenchmarkConfig) -> Result:
         "pairs": len(task.train.pairs), "held_out": len(task.test.pairs), "too_long": task.too_long,
         "steps": task.steps,
     }  # fmt: skip
-    shown = "\n".join([*table(figures), "", f"sizes: {sizes}", f"scores_apart: {apart}", ""])
+    shown = "\n".join(["", *table(figures), "", f"sizes: {sizes}", f"scores_apart: {apart}", ""])
     if not config.trl_python:
         shown += "No --trl_python: plain is ours with TRL's loss.\n"
     return speeds(config, measured, shown=shown, models=figures, scores_apart=apart, sizes=sizes)
