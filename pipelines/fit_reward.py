@@ -78,7 +78,8 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
         held_out = Preferences(held_out.pairs + test.pairs, held_out.ratings + test.ratings)
     if config.folds:
         model, train = _fitted(labels, config, out), labels
-    figures = judged(_plain(held_out), scores, noise=config.fitting.noise, zero=config.objective != "pairs")
+    noise = 0.0 if config.objective == "ratings" else config.fitting.noise_of_labels
+    figures = judged(_plain(held_out), scores, noise=noise, zero=config.objective != "pairs")
     sizes = train.sizes()
     _write(out, model, config, {"fitted_to": sizes, "held_out": figures, "parameters": model.size})
     if not config.quiet:

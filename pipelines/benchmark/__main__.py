@@ -19,6 +19,7 @@
     offline_start  no speed: conversations that learning from logs saves before a policy talks
     rlhf        no speed: what a policy earns truly while it learns from a reward that was learned from labels
     self_play   no speed: what comes of the rewards of bots that talk to each other, by REINFORCE and by psi
+    reward_model  pairs/s of learning a reward model, over those of TRL's trainer; what each is worth
 
 The contenders take turns, step by step, and a ratio is the median over rounds of (seconds of the plain LM /
 seconds of ours) within one round: whatever else runs on the machine slows both. Absolute tokens/s are only as
@@ -45,6 +46,7 @@ from pipelines.benchmark import (
     playing,
     preferences,
     preparation,
+    reward_model,
     rlhf,
     scorers,
     self_play,
@@ -83,6 +85,7 @@ MEASURES = {
     "online": online.measure,
     "offline_start": offline_start.measure,
     "self_play": self_play.measure,
+    "reward_model": reward_model.measure,
 }
 
 
@@ -143,6 +146,13 @@ def _check(config: BenchmarkConfig) -> None:
     if config.what in ("offline_start", "self_play") and min(counts) < 1:
         numbers = "seeds, online_rounds and held_out of at least 1, a seed of at least 0"
         raise UserError(f"{config.what}: expected {numbers}")
+    if config.what == "reward_model" and (
+        min(config.seeds, config.labels, config.batch_size, config.seed + 1) < 1
+        or min(config.epochs, config.learning_rate) <= 0
+        or not 0 <= config.flipped < 0.5
+    ):
+        numbers = "seeds, labels and batch_size of at least 1, a seed of at least 0, epochs and learning_rate"
+        raise UserError(f"reward_model: expected {numbers} above 0, and flipped in [0, 0.5)")
     sizes = (config.labels, config.members, config.online_rounds, config.seed + 1, len(config.kl_weights))
     if config.what == "rlhf" and (min(sizes) < 1 or config.held_out < 2 or min(config.kl_weights) < 0):
         numbers = "labels, members and online_rounds of at least 1, held_out of at least 2"

@@ -42,6 +42,7 @@ UNITS = {  # and digits
     "play": ("episodes/s", 1),
     "prefer": ("steps/s", 0),
     "online": ("episodes/s", 1),
+    "reward_model": ("pairs/s", 1),
 }
 
 
@@ -115,6 +116,9 @@ def table(config: BenchmarkConfig, figures: dict[str, dict[str, dict[str, Any]]]
     if config.what in ("train", "generate", "candidates", "serve", "online"):
         size = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
         shape = f"GPT-2 of {size}; {config.threads} threads, float32"
+    if config.what == "reward_model":
+        size = f"{config.layers} layers, width {config.width}, vocabulary {config.vocabulary}"
+        shape = f"llama of {size}; {config.threads} threads, float32"
     lines = [f"{config.what}: {shape}"]
     for setting, rows in figures.items():
         lines += ["", f"{setting:<52} {unit:>15} {'ratio':>7}   95% interval"]

@@ -35,6 +35,7 @@ class BenchmarkConfig(Output):
             "online",
             "offline_start",
             "self_play",
+            "reward_model",
         ]
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
@@ -42,7 +43,8 @@ class BenchmarkConfig(Output):
     several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
     returns; wordle: shares of guesses that a critic ranks right; rlhf: true and learned rewards against KL;
     online: episodes/s of the loop that plays and learns; offline_start: conversations that learning from
-    logs saves; self_play: what comes of the rewards of bots that talk to each other"""
+    logs saves; self_play: what comes of the rewards of bots that talk to each other; reward_model: pairs/s,
+    and accuracy on held-out ones"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -64,7 +66,7 @@ class BenchmarkConfig(Output):
     rank: int = ModelConfig.rank
     """rank of lowrank heads"""
     batch_size: int = 16
-    """train: rows of a batch"""
+    """train: rows of a batch; reward_model: pairs of one"""
     length: int = 128
     """train: tokens of a row"""
     user_block: int = 16
@@ -97,7 +99,8 @@ class BenchmarkConfig(Output):
     encoder: str = ""
     """scorers: an encoder's folder or hub name"""
     logs: str = ""
-    """scorers: where the dialogs come from"""
+    """scorers: where the dialogs come from; reward_model: preferences or rated replies to learn from, instead
+    of pairs of small talk"""
     clients: tuple[int, ...] = (1, 4, 16)
     """serve: how many clients send requests at once, one setting each"""
     requests: int = 4
@@ -115,7 +118,7 @@ class BenchmarkConfig(Output):
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10
     """cartpole: independent learners with buffers and networks of their own; offline_start, self_play:
-    clones, with all that starts from each"""
+    clones, with all that starts from each; reward_model: random weights to start from"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     runs: int = 1
@@ -126,7 +129,13 @@ class BenchmarkConfig(Output):
     """wordle: expectile of ilql"""
     labels: int = 2000
     """rlhf: contexts with a pair of replies that the oracle is asked about, in each of the two rounds of
-    labels"""
+    labels; reward_model: pairs"""
+    flipped: float = 0.1
+    """reward_model: share of the pairs of small talk of which the oracle prefers the worse reply"""
+    epochs: float = 4.0
+    """reward_model: how often every pair is seen"""
+    learning_rate: float = 1e-3
+    """reward_model: the highest one"""
     members: int = 3
     """rlhf: reward models of the ensemble; 1 leaves it out"""
     kl_weights: tuple[float, ...] = (0.0, 0.2)
@@ -137,8 +146,8 @@ class BenchmarkConfig(Output):
     held_out: int = 200
     """rlhf: most contexts of the validation split that policies are measured on; self_play: conversations"""
     trl_python: str = ""
-    """online: the Python of an environment with TRL, whose trainers ours is measured against; by default our
-    loop is measured alone"""
+    """online, reward_model: the Python of an environment with TRL, whose trainers ours are measured against;
+    by default ours are measured alone"""
     overlap_runs: int = 3
     """online: runs with a Ray actor for each staleness of 0, 1 and 2; 0 leaves them out"""
     seed: int = 0

@@ -1,4 +1,5 @@
-"""TRL's trainer in a process of its own, by a Python that has TRL: it trains a step when it is told to."""
+"""TRL's trainers in a process of their own, by a Python that has TRL: they do what they are told, one order
+after the other."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import select
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,12 +17,12 @@ import numpy as np
 from rl_dialog.errors import UserError
 
 RIVAL = Path(__file__).parent / "trl_rival.py"
-START = 300.0  # seconds from the start of Python to the first step, its imports among them
+START = 300.0  # seconds from the start of Python to the first order, its imports among them
 
 
 class TrlProcess:
-    """One call is one step of the trainer, from the drawing of replies to new weights, as a context
-    manager."""
+    """The process, as a context manager. One call is one step of GRPO's or RLOO's trainer, from the drawing
+    of replies to new weights; what it is asked of reward models, trl_rival.py says."""
 
     def __init__(self, python: str, settings: dict[str, Any], *, patience: float) -> None:
         self.python, self.settings, self.patience = python, settings, patience
@@ -51,10 +53,14 @@ class TrlProcess:
         return self
 
     def __call__(self) -> None:
-        """A step. Raises UserError when the process ends, TimeoutError when nothing comes."""
-        self.process.stdin.write(b"go\n")
+        """A step."""
+        self.tokens.append(self.ask({})["tokens"])
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """What it answers. Raises UserError when the process ends, TimeoutError when nothing comes."""
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
-        self.tokens.append(self._hear(self.patience)["tokens"])
+        return self._hear(self.patience)
 
     def __exit__(self, *_: Any) -> None:
         self.process.kill()

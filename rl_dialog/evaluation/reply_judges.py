@@ -67,7 +67,8 @@ def judged(held_out: HeldOut, scores: Mapping[str, Scores], *, noise: float, zer
 
     Args:
         scores: of each judge; MODEL is the one whose differences are log-odds.
-        noise: share of preferences that it took to be random.
+        noise: share of preferences that it took to be random; 0 of one that a temperature has made say how
+            often labels agree with it.
         zero: have its scores a common zero? Without one those of different contexts cannot be compared.
     """
     reply_ids = held_out.replies
@@ -96,7 +97,7 @@ def judged(held_out: HeldOut, scores: Mapping[str, Scores], *, noise: float, zer
             }
     if held_out.pairs and MODEL in scores:
         preferred = np.array([preference for *_, preference, _ in held_out.pairs])
-        error, bins = calibration(_apart(held_out, scores[MODEL]), preferred)
+        error, bins = calibration(_apart(held_out, scores[MODEL]), preferred, noise=noise)
         figures["calibration"] = {"error": None if error is None else round(error, 4), "bins": bins}
     return figures
 
@@ -225,14 +226,17 @@ def log_odds_measures(
     }
 
 
-def calibration(difference: np.ndarray, preferred: np.ndarray) -> tuple[float | None, list[dict[str, Any]]]:
-    """(error, bins) over labels without ties: how sure the model is of the side that it prefers, and how
-    often that is right; equal scores, of which it prefers none, are half right.
+def calibration(
+    difference: np.ndarray, preferred: np.ndarray, *, noise: float = 0.0
+) -> tuple[float | None, list[dict[str, Any]]]:
+    """(error, bins) over labels without ties: how sure the model is that a label prefers the side that it
+    prefers, and how often that is right; equal scores, of which it prefers none, are half right.
 
-    The error is the mean distance of the two, weighted by labels (ECE); None without a label.
+    A model that takes a share `noise` of the labels to be random is never surer than 1 - noise / 2. The error
+    is the mean distance of the two, weighted by labels (ECE); None without a label.
     """
     decided = preferred != 0.5
-    sure = 1 / (1 + np.exp(-np.abs(difference[decided])))
+    sure = (1 - noise) / (1 + np.exp(-np.abs(difference[decided]))) + noise / 2
     right = np.where(difference == 0, 0.5, (difference > 0) == (preferred > 0.5))[decided]
     place = np.minimum(((sure - 0.5) * 2 * BINS).astype(int), BINS - 1)
     bins = [

@@ -94,6 +94,12 @@ class Fitting:
     """with calibration: passes without a smaller loss on what was set aside before the fitting ends; the best
     weights are kept; 0 takes all passes"""
 
+    @property
+    def noise_of_labels(self) -> float:
+        """The share of random answers beside sigmoid(difference of scores), where that is to say what labels
+        will be: a temperature has it in the scores already."""
+        return 0.0 if self.calibration else self.noise
+
     def __post_init__(self) -> None:
         self._check_large()
         if (

@@ -81,6 +81,18 @@ def test_calibration():
     assert error < 0.02
 
 
+def test_calibration_of_a_model_that_knows_of_random_labels():
+    """One in five labels is random: scores that say what is right are as sure of labels as they are right,
+    and never surer than 0.9."""
+    rng = np.random.default_rng(0)
+    apart = rng.normal(0, 3, 20_000)
+    right = rng.random(20_000) < 1 / (1 + np.exp(-apart))
+    told = np.where(rng.random(20_000) < 0.2, rng.random(20_000) < 0.5, right).astype(float)
+    error, bins = calibration(apart, told, noise=0.2)
+    assert error < 0.02 and max(row["sure"] for row in bins) < 0.9
+    assert calibration(apart, told)[0] > 0.05
+
+
 def test_the_unit_of_an_interval_is_the_conversation():
     """Pairs of one conversation are alike: ten copies of each are no more evidence."""
     rng = np.random.default_rng(0)

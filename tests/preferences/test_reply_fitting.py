@@ -392,3 +392,8 @@ def test_settings_at_scale_that_mean_nothing(wrong, said):
 def test_too_few_conversations_to_set_some_aside():
     with pytest.raises(UserError, match="expected conversations on both sides, got 2"):
         fit(small(planted(2)), planted(2), settings=Fitting(calibration=0.1))
+
+
+def test_a_temperature_has_the_random_labels_in_the_scores():
+    assert Fitting(noise=0.2).noise_of_labels == 0.2
+    assert Fitting(noise=0.2, calibration=0.1).noise_of_labels == 0.0
