@@ -25,7 +25,7 @@ HOMES = [8 * rank + file for rank in range(4) for file in range(4)]  # where the
 
 class Distances:
     """Moves of White to mate, for every position of White's king and `pieces` ("", "Q", "R", "QR", "RR")
-    against the black king.
+    against the black king; two queens would do as well.
 
     Two arrays of bytes, (16, 64, ..., 64): the white king, the pieces in their order, the black king. `white`
     has White to move, at least 1; `black` has Black to move, 0 where Black is mated now. DRAW is no mate,
@@ -152,9 +152,9 @@ def _shift(step: int) -> tuple[slice, slice]:
 
 
 def _line(number: int, rank: int, file: int) -> tuple[tuple, tuple]:
-    """A rank or file that is `number` steps from where a slide could begin, as an index, and the one that a
-    step leads to."""
-    at = number if rank + (file if not rank else 0) > 0 else 7 - number
+    """The rank or file, as an index, that is `number` steps of a slide from the edge of the board, and the
+    next one."""
+    at = number if (rank or file) > 0 else 7 - number
     if rank:
         here, there = _shift(file)
         return (at, here), (at + rank, there)

@@ -222,7 +222,7 @@ def read(board: Any, reply: str) -> Any:
 
 def moves_to_mate(board: Any) -> int:
     """Moves of White until mate if both sides play their best, `endgame_tables.DRAW` where there is none.
-    Black has its king alone, White a king and none, one or two of queen and rook, but not two queens."""
+    Black has its king alone, White a king and at most two of queen and rook."""
     placed = sorted(board.piece_map().items(), key=lambda item: (-item[1].piece_type, item[0]))
     white = [(square, piece) for square, piece in placed if piece.color]
     names = "".join(piece.symbol() for _, piece in white[1:])
