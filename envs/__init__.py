@@ -8,7 +8,7 @@ games: `game`.
 One of your own is named `module:Class`, from the folder where the command starts or an installed module. A
 world to talk in is made by `Class()` and has `reset(seed=...)` and `step(reply)`: `text_world.py` has the
 contract, `conformance.py` the check of it. Those of other libraries and servers have a prefix:
-`textarena:Nim-v0` (`adapters/`).
+`textarena:Nim-v0` (`adapters/`). Some take options after their name: `toy_endgames?pieces=KRK&opponent=best`.
 
 A world that is watched is any environment of Gymnasium's: `Pendulum-v1`, or `module:Class` of a plain
 gymnasium.Env (`gymnasium_vector.py`). What is to be fast is a gymnasium.vector.VectorEnv that
@@ -32,6 +32,7 @@ import gymnasium
 import yaml
 
 from envs.adapters import PREFIXES, adapter
+from envs.adapters.names import parsed
 from envs.atari import AtariVector, EnduroVector, PongVector
 from envs.gymnasium_vector import GymnasiumEnv, known, near_ids
 from envs.moving_dot import MovingDotVector
@@ -63,7 +64,7 @@ def text_env(name: str) -> Callable[..., Any]:
     if name.partition(":")[0] in PREFIXES:
         return adapter(name)
     if ":" not in name:
-        return _choose(name, [known for known in ENVS if known not in CONTROL], "messages")
+        return _with_options(name, [known for known in ENVS if known not in CONTROL])
     try:
         found = _own(name, ("reset", "step"), "a world to talk in")
     except UserError as error:
@@ -146,6 +147,18 @@ def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:
         where = "envs/__init__.py says what they are"
         raise UserError(f"env {name!r}: expected {what} whose class has {lacking}; {where}")
     return found
+
+
+def _with_options(name: str, names: Sequence[str]) -> Callable[..., Any]:
+    """A world to talk in that may have options after its name, `toy_endgames?pieces=KRK`."""
+    plain, options = parsed(name)
+    found = _choose(plain, names, "messages")
+    if options and not hasattr(found, "with_options"):
+        given = ", ".join(options)
+        raise UserError(
+            f"env {name!r}: expected {plain} without options, which it does not have, got {given}"
+        )
+    return found.with_options(options) if options else found
 
 
 def _choose(

@@ -96,8 +96,8 @@ def talks(config: PlayConfig) -> bool:
     if ":" in config.env:
         found = own(config.env, "env")
         return not (hasattr(found, "clip_length") or is_plain(found))
-    if config.env in ENVS:
-        return config.env not in CONTROL
+    if (plain := config.env.partition("?")[0]) in ENVS:
+        return plain not in CONTROL
     folder = Path(config.checkpoint)  # an unknown name: whose are the names that it is near to?
     return not any((place / "prefer.yaml").is_file() for place in (folder, folder.parent))
 

@@ -1,5 +1,7 @@
-"""Small worlds in words whose best return is known: branching graph, random walks, maze, house, questions."""
+"""Small worlds in words whose best return is known: branching graph, random walks, maze, house, questions,
+chess end-games."""
 
+from envs.toy.endgames import Endgames
 from envs.toy.graphs import BranchingGraph
 from envs.toy.house import HiddenHouse, House
 from envs.toy.maze import DoubleT, HiddenDoubleT
@@ -15,4 +17,5 @@ TOYS = {
     "toy_house_hidden": HiddenHouse,
     "toy_twenty_questions": TwentyQuestions,
     "toy_guess_my_city": GuessMyCity,
+    "toy_endgames": Endgames(),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,17 +116,7 @@ class TextProcess:
     @classmethod
     def write_logs(cls, path: str | Path, *, dialogs: int, seed: int) -> dict[str, Any]:
         """Writes Dialogs of mixed quality, one JSON line each; returns their number and mean return."""
-        returns: list[float] = []
-
-        def each() -> Iterator[Dialog]:
-            for number, played in enumerate(cls.logged(dialogs, seed)):
-                (dialog,), (total,) = played.dialogs.values(), played.returns.values()
-                returns.append(total)
-                dialog.id = f"{cls.__name__}-{seed}-{number:06d}"
-                yield dialog
-
-        write_jsonl(each(), path)
-        return {"path": str(path), "dialogs": dialogs, "mean_return": sum(returns) / max(dialogs, 1)}
+        return write_played(cls.logged(dialogs, seed), path, f"{cls.__name__}-{seed}")
 
     @classmethod
     def reference_returns(cls, episodes: int, seed: int) -> dict[str, list[float]]:
@@ -135,6 +125,22 @@ class TextProcess:
         logs = [total for played in cls.logged(episodes, seed) for total in played.returns.values()]
         random_moves = [total for played in said for total in played.returns.values()]
         return {"behaviour policy": logs, "random moves": random_moves, "optimum": [cls.optimum()]}
+
+
+def write_played(episodes: Iterable[Played], path: str | Path, name: str) -> dict[str, Any]:
+    """Writes the Dialogs of episodes of one player, numbered after a name; returns their number and mean
+    return."""
+    returns: list[float] = []
+
+    def each() -> Iterator[Dialog]:
+        for number, played in enumerate(episodes):
+            (dialog,), (total,) = played.dialogs.values(), played.returns.values()
+            returns.append(total)
+            dialog.id = f"{name}-{number:06d}"
+            yield dialog
+
+    write_jsonl(each(), path)
+    return {"path": str(path), "dialogs": len(returns), "mean_return": sum(returns) / max(len(returns), 1)}
 
 
 def told(played: Played, **meta: Any) -> Played:

@@ -22,7 +22,7 @@ from envs.toy.walks import NODES
 from envs.toy.walks import distances as fewest_steps
 from rl_dialog.data.schema import Dialog, read_jsonl
 
-WORLDS = [*TOYS.values(), Stitching, Luck]
+WORLDS = [*(world for world in TOYS.values() if isinstance(world, type)), Stitching, Luck]
 
 
 @pytest.mark.parametrize("world", WORLDS)
