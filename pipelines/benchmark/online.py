@@ -199,13 +199,14 @@ def weights(config: BenchmarkConfig, start: Path, out: Path) -> dict[str, float]
 def online_config(
     config: BenchmarkConfig, start: Path, out: Path, name: str, **more: Any
 ) -> online.OnlineConfig:
-    """What a user would set for this; every round draws the replies in one batch, and makes one step."""
+    """What a user would set for this; every round draws the replies in one batch, and makes one step, in the
+    micro-batches that come by default."""
     settings = {"max_steps": ENDLESS, "eval_steps": 0, "num_iterations": 1, "num_mini_batches": 1} | more
     return online.OnlineConfig(
         model_name_or_path=str(start), env="pipelines.benchmark.online:OneReply", method=METHODS[name],
         output_dir=str(out), groups=GROUPS, group_size=GROUP_SIZE, batch_size=GROUPS * GROUP_SIZE,
-        per_device_train_batch_size=GROUPS * GROUP_SIZE, max_new_tokens=config.new_tokens, seed=config.seed,
-        learning_rate=1e-6, report_to="none", cpus_per_worker=config.threads, device="cpu", **settings,
+        max_new_tokens=config.new_tokens, seed=config.seed, learning_rate=1e-6,
+        report_to="none", cpus_per_worker=config.threads, device="cpu", **settings,
     )  # fmt: skip
 
 

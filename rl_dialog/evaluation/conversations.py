@@ -22,6 +22,7 @@ from rl_dialog.evaluation.generation import (
     Message,
     RecordingSampler,
     Reply,
+    RowSampler,
     SampledReply,
     evaluating,
     generations,
@@ -98,7 +99,7 @@ class Conversations:
 
         prompts, said = self._turn(conversations, seeds, draw)
         logp = torch.stack(recorders[0].logp, 1).tolist()
-        likely = dict(zip(self.keys, logp, strict=True))
+        likely = dict(zip(prompts, logp, strict=True))
         return [
             sampled_reply(prompts[key], said[key], likely[key], seed, self.policy, self.tokenizer)
             for key, seed in zip(conversations, seeds, strict=True)
@@ -117,10 +118,10 @@ class Conversations:
         prompts = [
             encode_prompt(conversations[key], self.tokenizer, max_length=self.room) for key in self.keys
         ]
+        keys, row_seeds = self.keys, [seeds[order[key]] for key in self.keys]
         with evaluating(self.policy):
-            row_seeds = [seeds[order[key]] for key in self.keys]
             said = self._say(prompts, draw(row_seeds), latent_noise(self.policy, self.decoding, row_seeds))
-        return dict(zip(self.keys, prompts, strict=True)), dict(zip(self.keys, said, strict=True))
+        return dict(zip(keys, prompts, strict=True)), dict(zip(keys, said, strict=True))
 
     def _seat(self, keys: Mapping[Any, Any]) -> None:
         """Gives every key a row; the rows in use are the first ones."""
@@ -143,36 +144,48 @@ class Conversations:
     def _say(
         self, prompts: list[list[int]], draw: LogitsProcessorList, noise: Tensor | None
     ) -> list[list[int]]:
-        """The new tokens of a reply to each row's prompt."""
+        """The new tokens of a reply to each row's prompt. What has been said is not read beside what goes on:
+        its row leaves the first slots."""
         pieces = []
         for row, prompt in enumerate(prompts):
             known = self.slots.reusable(self.held[row], prompt)
             self.held[row] = prompt[:known]
             pieces.append(prompt[known:])
         said: list[list[int]] = [[] for _ in prompts]
-        ids, running = torch.empty(len(prompts), 0, dtype=torch.int64), list(range(len(prompts)))
+        ids = torch.empty(len(prompts), 0, dtype=torch.int64)
+        order, running = list(range(len(prompts))), len(prompts)  # whose row is in each slot; how many go on
         while running:
-            scores = draw(ids, self._read(pieces, noise))
-            tokens = scores.argmax(1).tolist()
-            for row in running:
-                said[row].append(tokens[row])
-            running = [
-                row
-                for row in running
-                if tokens[row] not in self.stops and len(said[row]) < self.decoding.max_new_tokens
-            ]
-            pieces = [[] for _ in prompts]
-            for row in running:
-                pieces[row] = said[row][-1:]
+            seated = order[:running]
+            logits = self._read(
+                seated, [pieces[row] for row in seated], None if noise is None else noise[seated]
+            )
+            for each in draw:
+                if isinstance(each, RowSampler):
+                    each.rows = seated
+            tokens = draw(ids[:running], logits).argmax(1).tolist()
+            for row, token in zip(seated, tokens, strict=True):
+                said[row].append(token)
+                pieces[row] = [token]
+            for slot in reversed(range(running)):
+                if tokens[slot] in self.stops or len(said[order[slot]]) == self.decoding.max_new_tokens:
+                    running -= 1
+                    self._exchange(order, slot, running)
+        self.keys = [self.keys[row] for row in order]
+        self.held[: len(order)] = [self.held[row] for row in order]
         return said
 
-    def _read(self, pieces: list[list[int]], noise: Tensor | None) -> Tensor:
-        """(B, V) logits behind a piece of every row; those of rows with an empty one mean nothing."""
+    def _exchange(self, order: list[int], one: int, other: int) -> None:
+        if one != other:
+            self.slots.swap(one, other)
+            order[one], order[other] = order[other], order[one]
+
+    def _read(self, rows: Sequence[int], pieces: Sequence[list[int]], noise: Tensor | None) -> Tensor:
+        """(B, V) logits behind a piece of each of these rows, which sit in the first slots."""
         lengths = torch.tensor([len(piece) for piece in pieces])
         real = torch.arange(int(lengths.max())) < lengths[:, None]  # (B, T)
         tokens = torch.zeros(real.shape, dtype=torch.int64)
         tokens[real] = torch.tensor([token for piece in pieces for token in piece])
-        before = torch.tensor([len(held) for held in self.held[: len(pieces)]])
+        before = torch.tensor([len(self.held[row]) for row in rows])
         positions = (before[:, None] + torch.arange(real.shape[1])) * real
         device = self.policy.device
         out = self.policy.read(
@@ -181,11 +194,11 @@ class Conversations:
             first=0,
             positions=positions.to(device),
             real=real.to(device),
-            wanted=(torch.arange(len(pieces), device=device), (lengths - 1).clamp(min=0).to(device)),
+            wanted=(torch.arange(len(pieces), device=device), (lengths - 1).to(device)),
             noise=noise,
         )
-        for held, piece in zip(self.held, pieces, strict=False):
-            held += piece
+        for row, piece in zip(rows, pieces, strict=True):
+            self.held[row] += piece
         return self.policy.method.decode(out)
 
 

@@ -141,13 +141,14 @@ class RowSampler(LogitsProcessor):
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.rows = list(range(len(seeds)))  # whose scores come next, where some replies have ended
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if len(scores) != len(self.generators):
-            raise UserError(f"expected {len(self.generators)} rows, one per stream, got {len(scores)}")
+        if len(scores) != len(self.rows):
+            raise UserError(f"expected {len(self.rows)} rows, one per stream, got {len(scores)}")
         noise = torch.empty(len(scores), scores.shape[1])
-        for row, generator in zip(noise, self.generators, strict=True):
-            row.exponential_(generator=generator)
+        for numbers, row in zip(noise, self.rows, strict=True):
+            numbers.exponential_(generator=self.generators[row])
         return scores.float() - noise.log_().to(scores.device)
 
 
@@ -157,12 +158,14 @@ class RecordingSampler(RowSampler):
 
     def __init__(self, seeds: Sequence[int]) -> None:
         super().__init__(seeds)
-        self.logp: list[Tensor] = []  # (B,) for each token
+        self.logp: list[Tensor] = []  # (B,) for each token; NaN of a row that has ended
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         noisy = super().__call__(input_ids, scores)
         drawn = noisy.argmax(1, keepdim=True)  # what greedy decoding takes from it
-        self.logp.append(scores.float().log_softmax(1).gather(1, drawn).squeeze(1))
+        logp = scores.new_full((len(self.generators),), torch.nan, dtype=torch.float32)
+        logp[self.rows] = scores.float().log_softmax(1).gather(1, drawn).squeeze(1)
+        self.logp.append(logp)
         return noisy
 
 
