@@ -16,7 +16,7 @@ import ray
 from pipelines import fit_reward
 from pipelines.prepare import PrepareConfig, main
 from rl_dialog.cluster import scoring, shards
-from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.data import connect, pool
 from rl_dialog.cluster.preparation import recipe
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.data.manifest_report import notes
@@ -631,6 +631,15 @@ def test_a_rating_that_no_conversation_has_is_refused_with_those_that_are_there(
     assert main(replace(reading, rating="quality", vocab_size=300))["dialogs"] == 20
     with pytest.raises(UserError, match="--rating quality: expected --rewards.rating WEIGHT too"):
         main(load_config(PrepareConfig, [*flags, "--rewards.vote", "1", "--rating", "quality"]))
+
+
+def test_logs_of_exactly_one_group_have_one_scorer(running, logs, tmp_path, monkeypatch):
+    """Reading and scoring are one operator there, and Ray warns of a second actor that never gets anything."""
+    asked = []
+    monkeypatch.setattr(scoring, "GROUP_BYTES", sum(path.stat().st_size for path in logs.glob("*.jsonl")))
+    monkeypatch.setattr(scoring, "pool", lambda most, work: asked.append(work) or pool(most, work))
+    main(load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(tmp_path / "out"), *FLAGS]))
+    assert asked == [1]
 
 
 def test_an_unknown_reward_is_refused_with_a_suggestion():
