@@ -634,7 +634,7 @@ def test_a_rating_that_no_conversation_has_is_refused_with_those_that_are_there(
 
 
 def test_logs_of_exactly_one_group_have_one_scorer(running, logs, tmp_path, monkeypatch):
-    """Reading and scoring are one operator there, and Ray warns of a second actor that never gets anything."""
+    """Reading and scoring are one operator there: a second actor never gets anything, and Ray warns of it."""
     asked = []
     monkeypatch.setattr(scoring, "GROUP_BYTES", sum(path.stat().st_size for path in logs.glob("*.jsonl")))
     monkeypatch.setattr(scoring, "pool", lambda most, work: asked.append(work) or pool(most, work))
