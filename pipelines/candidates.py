@@ -33,6 +33,7 @@ from rl_dialog.cluster import candidate_folder as folder
 from rl_dialog.cluster.candidate_run import CandidateSettings, check_candidates, drawing_of, make_missing
 from rl_dialog.cluster.candidates import Drawing, Keys, Scoring, is_current, write_dialogs
 from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.gpus import check_device
 from rl_dialog.data.shards import MANIFEST
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.rewards import REWARDS
@@ -91,6 +92,7 @@ def _check(config: CandidatesConfig, scoring: Scoring) -> None:
     at_least(
         config, contexts=0, shard_contexts=1, batch_size=1, num_generators=1, num_scorers=1, max_length=8
     )
+    check_device(config.device, config.address)
     check_candidates(config, scoring)
 
 

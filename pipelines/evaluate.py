@@ -20,6 +20,7 @@ from typing import Any
 from envs import text_env
 from rl_dialog.cluster.evaluation import evaluate_in_turn, evaluate_side_by_side
 from rl_dialog.cluster.experiment import still_waiting
+from rl_dialog.cluster.gpus import check_device
 from rl_dialog.config import to_dict
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.checkpoints import CheckpointConfig, MakeEnv, check_beta, check_measures
@@ -56,6 +57,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     if config.side_by_side and config.num_workers:
         why = "checkpoints that are evaluated at the same time play their own episodes"
         raise UserError(f"expected side_by_side or num_workers: {why}")
+    check_device(config.device, config.address)
     check_measures(config)
     make_env = text_env(config.env) if config.env else None
     entries = find_entries(config.checkpoints, config.names)

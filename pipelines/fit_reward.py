@@ -62,6 +62,10 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     """Fits, judges and saves; headline figures. Raises UserError or OSError for what the user can fix."""
     config.check()
     at_least(config, num_workers=0)
+    if config.device not in ("auto", "cpu"):
+        from rl_dialog.cluster.gpus import check_device  # Ray, which most runs of this verb do without
+
+        check_device(config.device, config.address)
     if config.num_workers and config.model_name_or_path == WORDS:
         raise UserError("--num_workers: expected a transformer; a count of words takes seconds without any")
     load_quietly()

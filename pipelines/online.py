@@ -37,7 +37,7 @@ from transformers.utils import logging as transformers_logging
 from envs import text_env
 from envs.adapters.endpoint_users import users_of
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.gpus import device, wants_gpus
+from rl_dialog.cluster.gpus import check_device, device, wants_gpus
 from rl_dialog.cluster.online import on_actors
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError, room_for
@@ -197,6 +197,7 @@ def check(config: OnlineConfig) -> None:
         model_name_or_path="the policy to start from, a run folder or a checkpoint directory",
         output_dir="a folder for the run",
     )
+    check_device(config.device, config.address)
     check_settings(config)
     check_start(config)
     if config.preferences.is_asked:

@@ -35,6 +35,7 @@ from envs import CONTROL, ENVS, PREFIXES, is_plain, text_env
 from envs.adapters.endpoint_player import WithEndpoints
 from envs.gymnasium_vector import known
 from pipelines.play_control import watch_control
+from rl_dialog.cluster.gpus import check_device
 from rl_dialog.cluster.playing import PlaySettings, check_players, play_rounds, rounds_of, with_person
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
@@ -106,6 +107,7 @@ def _play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any
     """Plays in a world of words."""
     at_least(config, episodes=1, films=0, seed=0, batch_size=1, num_workers=0, watch=0)
     check_players(config, quiet=config.quiet)
+    check_device(config.device, config.address)
     rounds = rounds_of(config, make_env)
     logs = Path(config.logs).absolute() if config.logs else None
     if logs and logs.is_dir():

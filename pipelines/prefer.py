@@ -142,6 +142,10 @@ def main(config: PreferConfig) -> dict[str, Any]:
     config = resolved(config)
     require(config, output_dir="the folder of the run")
     config.check()
+    if config.device not in ("auto", "cpu"):
+        from rl_dialog.cluster.gpus import check_device  # Ray, which most runs of this verb do without
+
+        check_device(config.device, config.address)
     database_url(config.labels)  # raises for what is no log's
     if config.synchronous and config.is_seen:
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")

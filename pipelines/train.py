@@ -23,7 +23,7 @@ import torch
 
 from envs import text_env
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.gpus import device, wants_gpus
+from rl_dialog.cluster.gpus import check_device, device, wants_gpus
 from rl_dialog.errors import NoRoom
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.methods import FROM_LOGS, METHODS
@@ -128,6 +128,7 @@ def check(config: TrainConfig) -> None:
     require(config, data="a directory that `prepare` wrote", output_dir="a folder for the run")
     at_least(config, num_workers=0, env_episodes=1, max_failures=0)
     check_run(config)
+    check_device(config.device, config.address)
     check_settings(config)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipelines import stages
 from rl_dialog.cluster.data import connect
-from rl_dialog.cluster.gpus import wants_gpus
+from rl_dialog.cluster.gpus import check_device, wants_gpus
 from rl_dialog.cluster.sweep_experiment import Limits, SweepExperiment
 from rl_dialog.cluster.tune import Resources
 from rl_dialog.config import typed_command
@@ -73,6 +73,7 @@ def main(config: TuneConfig) -> dict[str, Any]:
     """
     began = time.perf_counter()
     require(config, sweep="a file like tune_configs/sweep_kl.yaml", output_dir="a folder for everything")
+    check_device(config.device, config.address)
     sweep = _with_workers(read_sweep(config.sweep, seeds=config.seeds, samples=config.samples), config)
     search = OptunaSearch(sweep) if sweep.search == "optuna" else None
     # those of Optuna come later; these show whether the flags exist

@@ -39,6 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.dialogs < 1 or (options.logs and not options.world):
         parser.error("expected --dialogs of at least 1, and with --logs the name of a world")
+    if options.seed < 0:
+        parser.error(f"expected --seed of at least 0, got {options.seed}")
     try:
         run(options)
     except UserError as error:

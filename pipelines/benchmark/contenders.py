@@ -20,6 +20,7 @@ from rl_dialog.methods import (
     UtteranceILQL,
     WayOffPolicy,
 )
+from rl_dialog.models.language_model import ModelConfig
 
 # A method and the model fields it needs. Methods that share a loss stand for each other: bc for tf_all,
 # tf_top and dt, ilql for sarsa, bcq for dbcq. The prior's log-probabilities are given, as they are after the
@@ -43,3 +44,8 @@ CONTENDERS: dict[str, tuple[Method, dict[str, Any]]] = {
     "dpo": (DPO(), {}),
     "kto": (KTO(), {}),
 }
+
+
+def model_of(name: str, *, rank: int) -> ModelConfig:
+    """A contender's shape: values read the language model's own transformer unless it says otherwise."""
+    return ModelConfig(**{"rank": rank, "value_trunk": "shared"} | CONTENDERS[name][1])

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.benchmark.backbone import new_lm
+from pipelines.benchmark.contenders import model_of
 from pipelines.benchmark.measuring import Measured, Result, speeds, take_turns
 from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.errors import UserError
 from rl_dialog.methods import ILQL
-from rl_dialog.models.language_model import ModelConfig
 from rl_dialog.models.policy import Policy
+
+GUIDED = ("ilql mlp", "ilql lowrank", "ilql, own trunk")  # of CONTENDERS
 
 
 def measure(config: BenchmarkConfig) -> Result:
@@ -22,8 +24,7 @@ def measure(config: BenchmarkConfig) -> Result:
     method = ILQL(beta=config.beta, top_k=config.top_k)
     lm = new_lm(config).eval()
     guided = {
-        heads: Policy(new_lm(config), method, ModelConfig(heads=heads, rank=config.rank)).eval()
-        for heads in ("mlp", "lowrank")
+        name: Policy(new_lm(config), method, model_of(name, rank=config.rank)).eval() for name in GUIDED
     }
     for policy in guided.values():
         for parameter in policy.heads.parameters():
@@ -36,9 +37,7 @@ def measure(config: BenchmarkConfig) -> Result:
             generator=torch.Generator().manual_seed(config.seed),
         )
         contenders = {"plain": _generation(config, lm, prompt, top_k=config.top_k)}
-        contenders |= {
-            f"ilql {heads}": _generation(config, policy, prompt, top_k=0) for heads, policy in guided.items()
-        }
+        contenders |= {name: _generation(config, policy, prompt, top_k=0) for name, policy in guided.items()}
         measured[f"batch {batch_size}"] = (
             prompt.shape[0] * config.new_tokens,
             take_turns(contenders, rounds=config.rounds, warmup=config.warmup),

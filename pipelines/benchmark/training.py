@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from pipelines.benchmark.backbone import new_lm
-from pipelines.benchmark.contenders import CONTENDERS
+from pipelines.benchmark.contenders import CONTENDERS, model_of
 from pipelines.benchmark.measuring import Measured, Result, speeds, take_turns
 from pipelines.benchmark.settings import BenchmarkConfig
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
-from rl_dialog.models.language_model import ModelConfig
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.loop import Objective, TrainerConfig
@@ -54,11 +53,7 @@ def our_training(config: BenchmarkConfig, name: str, batch: Batch) -> Callable[[
     """The same step as the training loop takes it."""
     method, model = CONTENDERS[name]
     lm = new_lm(config, dropout=model.get("dropout", 0.0))
-    policy = (
-        Policy(lm, method, ModelConfig(**{"rank": config.rank, "value_trunk": "shared"} | model))
-        .start_training()
-        .train()
-    )
+    policy = Policy(lm, method, model_of(name, rank=config.rank)).start_training().train()
     prior = Prior([new_lm(config)]) if method.prior_every_step else None
     objective, inputs = Objective(policy, prior), replace(batch)
     if method.uses_prior:

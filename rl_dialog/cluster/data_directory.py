@@ -4,9 +4,11 @@ and manifest."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -26,6 +28,7 @@ from rl_dialog.data.readers import STOPPED, Bad, LogFile
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.runs import nearest
 from rl_dialog.rewards import Statistics
 from rl_dialog.rewards.choosing import scorer_names
 from rl_dialog.rewards.normalise import Normaliser, fit_normalisers
@@ -73,6 +76,7 @@ def fill_directory(
     with progress("score", None) as step:
         scored = score_logs(logs, scoring, work, concurrency=concurrency, progress=step)
     _check_scored(scored, bad)
+    _check_rating(scored, scoring)
     weights, normalisers = scoring.weights, normalisers or _fitted(kinds, scored, scoring)
     vocab_size = _save_tokenizer(tokenising, scored, tokenizer)
     with progress("tokenise", sum(scored.dialogs.values())) as step:
@@ -114,6 +118,28 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
     if not scored.dialogs["train"]:
         fix = "lower --validation and --test, choose another --seed or --split_by dialog, or give more logs"
         raise UserError(f"no dialog of {total} fell into the train split: {fix}")
+
+
+def _check_rating(scored: Scored, scoring: Scoring) -> None:
+    """A name that no conversation is rated by would be a reward of nothing."""
+    if scoring.rating is None or "rating" not in scoring.weights:
+        return
+    if scored.statistics.summary(scoring.weights)["components"]["rating"]["coverage"]:
+        return
+    names = rating_names(scored)
+    they = f"they are rated by {', '.join(names)}" if names else "they have no ratings"
+    near = nearest(scoring.rating, names)
+    raise UserError(f"--rating {scoring.rating}: no conversation of these logs has it, {they}.{near}")
+
+
+def rating_names(scored: Scored) -> list[str]:
+    """What conversations are rated by, the commonest first."""
+    names: Counter[str] = Counter()
+    for path, _ in itertools.chain(*scored.chunks.values()):
+        for meta in pq.read_table(path, columns=["meta"]).column("meta").to_pylist():
+            ratings = json.loads(meta).get("ratings")
+            names.update(ratings if isinstance(ratings, dict) else ())
+    return [name for name, _ in names.most_common()]
 
 
 def _save_tokenizer(how: Tokenising, scored: Scored, directory: Path) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import ray
 import torch
 
 from rl_dialog.errors import UserError
+from rl_dialog.models.device import named_device
 
 
 def wants_gpus(device: str, workers: int) -> bool:
@@ -21,6 +23,12 @@ def wants_gpus(device: str, workers: int) -> bool:
             f"--device {device}: expected a GPU for each of {workers} workers, the cluster has {there:g}"
         )
     return device.startswith("cuda") or (device == "auto" and there >= workers)
+
+
+def check_device(name: str, address: str = "") -> None:
+    """Raises UserError for a device that is not there; what a cluster has is known when it is joined."""
+    if name != "auto" and not (address or os.environ.get("RAY_ADDRESS") or ray.is_initialized()):
+        named_device(name)
 
 
 def device() -> torch.device:

@@ -19,7 +19,7 @@ from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.evaluation.drawings import frames_of, moving_svg, save_gif
 from rl_dialog.evaluation.episodes import Episode
-from rl_dialog.evaluation.generation import Decoding
+from rl_dialog.evaluation.generation import Decoding, check_strength
 from rl_dialog.evaluation.players import PERSON, ScriptedPlay, cast_of
 from rl_dialog.evaluation.roles import OTHERS, RolePlay, roles_of
 from rl_dialog.evaluation.tally import Tally
@@ -105,6 +105,8 @@ def check_players(config: PlaySettings, *, quiet: bool) -> None:
         raise UserError("--format mp4: expected svg or gif, the formats of worlds in words")
     if config.beta and not config.checkpoint:
         raise UserError("--beta: expected a --checkpoint, whose method has one; scripted players have none")
+    for beta in config.beta:
+        check_strength(beta)
     if PERSON in config.player and len(config.player) > 1:
         raise UserError(f"--player: expected person alone, got {' '.join(config.player)}")
     if (config.watch or with_person(config)) and (config.num_workers or quiet):

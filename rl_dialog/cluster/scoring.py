@@ -101,7 +101,7 @@ def score_logs(
             batch_format="pyarrow",
             # with a reader's 0.4 the two fit one CPU; with equal shares Ray fuses them into one process
             num_cpus=0.6,
-            compute=pool(concurrency, 1 + size // GROUP_BYTES),
+            compute=pool(concurrency, 1 if small else 1 + size // GROUP_BYTES),
             fn_constructor_kwargs={"scoring": scoring, "directory": str(directory)},
         )
         tables = itertools.chain(*whole.values(), stream_tables(chunks) if left else ())

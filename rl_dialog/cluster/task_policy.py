@@ -3,6 +3,7 @@ ends."""
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -78,6 +79,9 @@ def reinforced(
 ) -> tuple[ActPolicy, dict[str, Any]]:
     """From the latest checkpoint of the run, from `start`, or from what imitation leads to."""
     checkpoints = Checkpoints(training.folder, training.save_total_limit, resume=resume)
+    if checkpoints.epoch > settings.reinforced_epochs and not training.quiet:
+        why = f"the run has {checkpoints.epoch} epochs already, --epochs is {settings.reinforced_epochs}"
+        print(f"note: nothing is trained: {why}", file=sys.stderr, flush=True)
     if checkpoints.epoch:
         start = ActPolicy.from_pretrained(checkpoints.latest, expected=shape)
     elif start is None:

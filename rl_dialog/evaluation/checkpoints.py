@@ -9,7 +9,7 @@ from typing import Any
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import NO_RETURN, Episode, play_episodes
-from rl_dialog.evaluation.generation import Decoding, generations, load_for_decoding
+from rl_dialog.evaluation.generation import Decoding, check_strength, generations, load_for_decoding
 from rl_dialog.evaluation.held_out import HeldOut, HeldOutConfig, check_held_out, score_held_out
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.summary import RunResult
@@ -75,6 +75,8 @@ def check_beta(config: CheckpointConfig, directories: Sequence[str]) -> None:
         names = ", ".join(sorted({method_name(method) for method in methods}))
         without = "none of these checkpoints was trained by a method with a beta"
         raise UserError(f"--beta {config.beta:g}: {without} (they are {names})")
+    if config.beta is not None:
+        check_strength(config.beta)
 
 
 def play_here(config: CheckpointConfig, make_env: MakeEnv | None) -> Player | None:

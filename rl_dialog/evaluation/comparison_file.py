@@ -99,6 +99,9 @@ def _check_task(path: str, name: str, task: Task, comparison: Comparison) -> Non
         raise ConfigError(f"{path}: tasks: expected names that can be folders, got {name!r}")
     if unknown := next((method for method in task.methods if method not in FROM_LOGS), None):
         raise ConfigError(f"{where}: methods: unknown method {unknown!r}.{nearest(unknown, FROM_LOGS)}")
+    if lacking := next((method for method in task.methods if method not in comparison.methods), None):
+        expected = f"expected methods of the file ({', '.join(comparison.methods)}), got {lacking!r}"
+        raise ConfigError(f"{where}: methods: {expected}.{nearest(lacking, comparison.methods)}")
     if task.methods.get(BASELINE, "") is None:
         raise ConfigError(f"{where}: methods: expected {BASELINE} to stay: the other methods start from it")
     if not task.figures:

@@ -175,6 +175,12 @@ def stream(seed: int, *keys: int) -> int:
     return int(np.random.SeedSequence([seed, *keys]).generate_state(1, np.uint64)[0] >> 1)
 
 
+def check_strength(beta: float) -> None:
+    """Raises UserError for a `--beta` with which a policy would choose what its values say is worst."""
+    if beta < 0:
+        raise UserError(f"--beta: expected a number of at least 0, how strongly values steer, got {beta:g}")
+
+
 def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Policy:
     """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises UserError when its
     method has no beta."""
@@ -183,6 +189,7 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
     method = read_method(place)
     if beta is None:
         return Policy.from_pretrained(place)
+    check_strength(beta)
     if not method.acts_with_beta:
         raise UserError(
             f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out"

@@ -19,6 +19,10 @@ from rl_dialog.models.hierarchical_config import HierarchicalConfig
 
 # The hierarchical families, and what they draw a latent for.
 LATENTS = {"hred": "none", "vhred": "message", "vhcr": "conversation"}
+# Fields that only some families use.
+OF_TRANSFORMERS = ("attention_heads",)
+OF_HIERARCHICAL = ("word_drop", "sentence_drop")
+OF_LATENTS = ("latent_size", "kl_annealing", "free_bits", "bow_weight")
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,25 @@ def load_lm(
         top_k=0,  # all of the policy; transformers would keep 50 tokens
     )
     return lm
+
+
+def check_family(config: ModelConfig) -> None:
+    """Raises UserError for a field of a new model that its family does not use."""
+    if config.model_name_or_path:
+        return
+    hierarchical, default = config.family in LATENTS, ModelConfig()
+    users = {
+        OF_TRANSFORMERS: (not hierarchical, "llama or gpt2"),
+        OF_HIERARCHICAL: (hierarchical, "hred, vhred or vhcr"),
+        OF_LATENTS: (LATENTS.get(config.family, "none") != "none", "vhred or vhcr"),
+    }
+    for names, (used, families) in users.items():
+        for name in () if used else names:
+            if (value := getattr(config, name)) != getattr(default, name):
+                raise UserError(
+                    f"--model.{name} {value:g}: a new {config.family} has no use for it, expected "
+                    f"--model.family {families}: leave it out, or choose another family"
+                )
 
 
 def chosen_teachers(

@@ -60,6 +60,8 @@ def load_rewards(
 
     Raises UserError for an unknown reward, or a model that cannot be loaded: now, and not in a worker.
     """
+    if rating is not None and "rating" not in weights:
+        raise UserError(f"--rating {rating}: expected --rewards.rating WEIGHT too, the reward that reads it")
     models = make_scorers(scorers, label_weights=label_weights)
     functions = choose_rewards(weights, rating_name=rating, compat=compat, scorers=models)
     for name, scorer in (("learned", "reward_model"), ("predicted_upvotes", "upvotes")):

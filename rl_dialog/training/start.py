@@ -27,7 +27,7 @@ from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
-from rl_dialog.models.language_model import LATENTS, ModelConfig, chosen_teachers, load_lm
+from rl_dialog.models.language_model import LATENTS, ModelConfig, check_family, chosen_teachers, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import proper_weights
 from rl_dialog.training.logger import check_tracker, write_note
@@ -64,10 +64,15 @@ def check_run(run: TrainingRun) -> None:
         )
     at_least(
         run,
-        per_device_train_batch_size=1, gradient_accumulation_steps=1, num_train_epochs=0, max_steps=0,
+        per_device_train_batch_size=1, gradient_accumulation_steps=1, max_steps=0,
         learning_rate=0, warmup_steps=0, weight_decay=0, max_grad_norm=0, value_unit=0, logging_steps=1,
         eval_steps=0, save_steps=0, save_total_limit=1, seed=0,
     )  # fmt: skip
+    if run.num_train_epochs is not None and not run.num_train_epochs > 0:
+        raise UserError(
+            f"expected --num_train_epochs above 0, got {run.num_train_epochs:g}: nothing would be learned"
+        )
+    check_family(run.model)
     _check_teachers(run)
     if (run.prior or run.prior_weights) and not run.method.uses_prior:
         users = "way_off_policy, dpo, kto, and ilql with reg_to base_policy do"

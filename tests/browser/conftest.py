@@ -218,7 +218,6 @@ def open_page(chromium):
         if clock:
             page.clock.install()
         if watch:  # not by the page's own events: a browser soon forgets what came in a stream
-
             fetching = []
 
             def fetch(route):

@@ -216,9 +216,7 @@ def test_the_next_pair_is_there_when_the_last_is_answered(labels, sit_down):
     first = ann.ready()
     ann.press("l")
     eventually(
-        lambda: (
-            ann.page.evaluate("() => !document.querySelector('.choice.pressed')") and ann.ready() != first
-        )
+        lambda: ann.page.evaluate("() => !document.querySelector('.choice.pressed')") and ann.ready() != first
     )
     ann.page.context.set_offline(False)
     ann.saved(1)
@@ -421,6 +419,7 @@ def test_replies_are_text_and_nothing_else(labels, sit_down):
     (label,) = labels.log.labels()
     preferred = label.first if label.preference == 1 else label.second
     assert preferred == (one if texts["right"].endswith("one") else other)
+
 
 @pytest.mark.slow
 def test_conversations_are_read_side_by_side(labels, sit_down):

@@ -98,9 +98,9 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     for wrong in ({}, {"Authorization": "Bearer sk-rl-wrong"}):
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=wrong)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).json()["choices"][
-        0
-    ]["finish_reason"]
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).json()["choices"][0][
+        "finish_reason"
+    ]
     assert method() == "bc"
 
     config = tmp_path / "serve.yaml"
@@ -126,9 +126,7 @@ def test_a_server_on_a_cluster(head, checkpoints, tmp_path):
     assert run(BIN / "serve", "deploy", config, "--address", address).returncode == 0
     deadline, statuses = time.monotonic() + 600, set()
     while method() != "bc":  # only the user_config changed: in place, nobody waits
-        statuses.add(
-            httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code
-        )
+        statuses.add(httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers).status_code)
         assert time.monotonic() < deadline, "the model was not replaced in place"
     assert (
         statuses <= {200}

@@ -365,5 +365,8 @@ def test_the_command_line(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--logs", "x.jsonl"])
     with pytest.raises(SystemExit):
+        main(["toy_graph", "--seed", "-1"])
+    assert "expected --seed of at least 0, got -1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
         main(["toy_walks", "--logs", str(tmp_path), "--dialogs", "5"])
     assert f"{tmp_path}: expected a file in a folder that is there, got: Is a" in capsys.readouterr().err

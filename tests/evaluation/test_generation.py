@@ -457,6 +457,8 @@ def test_another_beta(make_policy, tokenizer, tmp_path):
     make_policy(BC()).save_pretrained(tmp_path / "bc")
     assert load_for_decoding(tmp_path / "ilql", beta=7.0).method == ILQL(beta=7.0)
     assert load_for_decoding(tmp_path / "ilql").method.beta == 1.0
+    with pytest.raises(UserError, match="--beta: expected a number of at least 0, .* got -1"):
+        load_for_decoding(tmp_path / "ilql", beta=-1.0)
     for beta in (float("inf"), float("nan")):
         with pytest.raises(UserError, match=f"ilql: expected a finite number for beta, got {beta}"):
             load_for_decoding(tmp_path / "ilql", beta=beta)

@@ -419,11 +419,7 @@ def test_a_killed_replica_costs_its_own_requests_only(pair):
     for problem in clients.problems:
         assert isinstance(
             problem,
-            openai.APIConnectionError
-            | openai.APIStatusError
-            | openai.APIError
-            | EOFError
-            | httpx.HTTPError,
+            openai.APIConnectionError | openai.APIStatusError | openai.APIError | EOFError | httpx.HTTPError,
         ), repr(problem)
     stored = _stored(store) - earlier
     assert set(stored.values()) == {1}, "a turn is there once"

@@ -261,8 +261,9 @@ def test_a_checkpoint_says_the_same(tokenizer, family, tmp_path):
 
 def test_messages_end_where_the_template_says(tokenizer):
     assert message_ends(tokenizer) == [tokenizer.eos_token_id]
-    template, tokenizer.chat_template = tokenizer.chat_template, (
-        "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    template, tokenizer.chat_template = (
+        tokenizer.chat_template,
+        ("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"),
     )
     try:
         with pytest.raises(UserError, match="ends every message with a special token.*behind what the user"):

@@ -256,6 +256,11 @@ def kill(process: subprocess.Popen) -> None:
         ({"tasks": {"x": TALK | {"figures": []}}}, {}, "tasks: x: figures: expected at least one"),
         ({"tasks": {"x": TALK | {"figures": ["retrun"]}}}, {}, "figure retrun is never measured: .*return"),
         ({"tasks": {"x": TALK | {"methods": {"bc": None}}}}, {}, "tasks: x: methods: expected bc to stay"),
+        (
+            {"tasks": {"x": TALK | {"methods": {"tf_all": "--seed 1"}}}},
+            {},
+            r"x: methods: expected methods of the file \(bc, tf_top.*\), got 'tf_all'. Did you mean tf_top?",
+        ),
         ({"tasks": {"x": TALK | {"settings_of": "y"}}}, {}, "settings_of: expected a task with a search"),
         ({"tasks": {"x": TALK | {"bc": "--seed '1"}}}, {}, "x: expected flags .* no closing quotation"),
         ({"train": "--env 'small_talk"}, {}, "train: expected flags as one types them"),

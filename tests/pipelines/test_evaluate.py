@@ -289,6 +289,7 @@ def test_a_prior_that_was_left_behind_is_said_so(runs, data, tmp_path):
         ({"env": "smalltalk"}, "unknown env 'smalltalk': expected one of .* Did you mean small_talk?"),
         ({"env": "", "data": "nowhere"}, "nowhere: expected a directory written by"),
         ({"beta": 2.0}, "--beta 2: none of these checkpoints was trained by a method with a beta"),
+        ({"device": "cdua"}, "--device cdua: expected auto, cpu, cuda"),
         ({"names": ("a", "b")}, "one name per checkpoint"),
         ({"temperature": 0.0}, "expected temperature > 0"),
         ({"side_by_side": True, "num_workers": 2}, "expected side_by_side or num_workers"),

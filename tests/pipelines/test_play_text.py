@@ -215,6 +215,7 @@ def test_workers_play_the_same_episodes(checkpoints, tmp_path):
         ({"player": ("person",)}, "no --quiet"),
         ({"player": ("nowhere:Player",)}, "player 'nowhere:Player'"),
         ({"player": ("random",), "episodes": 0}, "--episodes of at least 1"),
+        ({"checkpoint": "runs/x", "beta": (2.0, -1.0)}, "--beta: expected a number of at least 0, .* got -1"),
     ],
 )
 def test_what_cannot_be(wrong, message):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import ray
 from pipelines import fit_reward
 from pipelines.prepare import PrepareConfig, main
 from rl_dialog.cluster import scoring, shards
-from rl_dialog.cluster.data import connect
+from rl_dialog.cluster.data import connect, pool
 from rl_dialog.cluster.preparation import recipe
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.data.manifest_report import notes
@@ -614,6 +615,31 @@ def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_
                 **{"logs": (str(logs),), "output_dir": str(tmp_path / "out"), "quiet": True, **changes}
             )
         )
+
+
+def test_a_rating_that_no_conversation_has_is_refused_with_those_that_are_there(running, tmp_path):
+    rated = [
+        Dialog(id=str(i), messages=talk(i).messages, meta={"ratings": {"quality": 1 + i % 5}})
+        for i in range(20)
+    ]
+    write_jsonl(rated, tmp_path / "logs.jsonl")
+    flags = ["--logs", str(tmp_path / "logs.jsonl"), "--output_dir", str(tmp_path / "out"), "--quiet"]
+    reading = load_config(PrepareConfig, [*flags, "--rewards.rating", "1", "--rating", "qualty"])
+    with pytest.raises(UserError, match="qualty: .* rated by quality. Did you mean quality?"):
+        main(reading)
+    assert not (tmp_path / "out").exists()
+    assert main(replace(reading, rating="quality", vocab_size=300))["dialogs"] == 20
+    with pytest.raises(UserError, match="--rating quality: expected --rewards.rating WEIGHT too"):
+        main(load_config(PrepareConfig, [*flags, "--rewards.vote", "1", "--rating", "quality"]))
+
+
+def test_logs_of_exactly_one_group_have_one_scorer(running, logs, tmp_path, monkeypatch):
+    """Reading and scoring are one operator there: a second actor never gets anything, and Ray warns of it."""
+    asked = []
+    monkeypatch.setattr(scoring, "GROUP_BYTES", sum(path.stat().st_size for path in logs.glob("*.jsonl")))
+    monkeypatch.setattr(scoring, "pool", lambda most, work: asked.append(work) or pool(most, work))
+    main(load_config(PrepareConfig, ["--logs", str(logs), "--output_dir", str(tmp_path / "out"), *FLAGS]))
+    assert asked == [1]
 
 
 def test_an_unknown_reward_is_refused_with_a_suggestion():

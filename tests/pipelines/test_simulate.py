@@ -205,7 +205,7 @@ def running():
 
 
 @pytest.mark.slow
-def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(running, tmp_path):
+def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(running, tmp_path, capsys):
     """From a clone of the rule policy, on 200 held-out goals, with two workers. Learning: the gains of single
     goals, signs flipped at random, have so large a mean in less than 1 of 100 flips. Resuming: six epochs,
     and three and three, end with the same weights."""
@@ -239,6 +239,11 @@ def test_ppo_learns_and_a_resumed_run_is_the_uninterrupted_one(running, tmp_path
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
     lines = (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(7))
+    shorter = main(
+        SimulateConfig(**more | {"quiet": False}, epochs=3, output_dir=str(tmp_path / "halves"), resume=True)
+    )
+    assert shorter["transcripts"] == whole["transcripts"]
+    assert "nothing is trained: the run has 6 epochs already, --epochs is 3" in capsys.readouterr().err
     with pytest.raises(UserError, match="was made with other settings: --train_seed 0 then and 1 now"):
         main(SimulateConfig(**more, epochs=6, output_dir=str(tmp_path / "halves"), resume=True, train_seed=1))
     with pytest.raises(

@@ -21,7 +21,8 @@ from rl_dialog.training.start import load_trainer
 
 ROOT = Path(__file__).parents[2]
 RESUMED = ["--data", "data", "--output_dir", "runs/bc", "--resume"]
-PSI = ["--data", "data", "--output_dir", "runs/x", "--method", "way_off_policy", "--method.backup", "psi"]
+NEW = ["--data", "data", "--output_dir", "runs/x"]
+PSI = [*NEW, "--method", "way_off_policy", "--method.backup", "psi"]
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -120,6 +121,17 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(
             "tokens that are not those of runs/foreign (400): train a prior on data",
         ),
         ([*PSI, "--prior", "runs/nowhere"], "runs/nowhere: expected a directory with a model"),
+        ([*NEW, "--num_train_epochs", "0"], "expected --num_train_epochs above 0, got 0: nothing would"),
+        ([*NEW, "--device", "cdua"], "--device cdua: expected auto, cpu, cuda"),
+        (
+            [*NEW, "--model.family", "hred", "--model.bow_weight", "1"],
+            "--model.bow_weight 1: a new hred has no use for it, expected --model.family vhred or vhcr",
+        ),
+        (
+            [*NEW, "--model.family", "vhcr", "--model.attention_heads", "2"],
+            "--model.attention_heads 2: a new vhcr has no use for it, expected --model.family llama or gpt2",
+        ),
+        ([*NEW, "--model.word_drop", "0.1"], "--model.word_drop 0.1: a new llama has no use for it"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_worker_starts(
@@ -128,7 +140,7 @@ def test_what_is_wrong_is_said_before_a_worker_starts(
     monkeypatch.chdir(folder)
     with pytest.raises(UserError) as error:
         train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
-    assert expected in str(error.value)
+    assert expected in str(error.value) and not Path("runs/x").exists()
 
 
 @pytest.mark.slow

@@ -604,9 +604,7 @@ def test_a_trial_whose_process_dies_goes_on_once_and_is_then_listed_with_its_rea
                 time.sleep(0.05)
             processes = psutil.Process(run.pid).children(recursive=True)
             [trial] = [
-                p
-                for p in processes
-                if p.pid not in killed and title(p).startswith("ray::ImplicitFunc")
+                p for p in processes if p.pid not in killed and title(p).startswith("ray::ImplicitFunc")
             ]
             trial.kill()
             killed.append(trial.pid)

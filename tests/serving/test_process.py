@@ -143,9 +143,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_refused_and_no_process_stays(tmp_
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=str(tmp_path)):
         EngineProcess(str(tmp_path))
-    assert not [
-        child for child in psutil.Process().children() if "serving.process" in title(child)
-    ]
+    assert not [child for child in psutil.Process().children() if "serving.process" in title(child)]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import torch
 from pipelines.benchmark import playing
 from pipelines.benchmark.__main__ import main
 from pipelines.benchmark.contenders import CONTENDERS
+from pipelines.benchmark.generation import GUIDED
 from pipelines.benchmark.measuring import summarise
 from pipelines.benchmark.serving import Load
 from pipelines.benchmark.settings import BenchmarkConfig
@@ -38,7 +39,7 @@ SETTINGS = {
     "train": ["every token a decision", "half of the tokens the user's, blocks of 4"],
     "generate": ["batch 1", "batch 2"],
 }
-OURS = {"train": set(CONTENDERS), "generate": {"ilql mlp", "ilql lowrank"}}
+OURS = {"train": set(CONTENDERS), "generate": set(GUIDED)}
 
 
 def benchmark(*arguments):
