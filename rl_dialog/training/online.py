@@ -298,7 +298,7 @@ class OnlineTrainer(Trainer):
         of_latents = [each.latent_log_ratio for each in experiences if each.latent_log_ratio is not None]
         latent_kl = float(np.concatenate(of_latents).mean()) if of_latents else 0.0
         means = {f"train/{name}": float(value) / decisions for name, value in sums.items()}
-        if not self._is_said(rollouts):  # otherwise the update found it, with the same weights
+        if not self._draws_tell(rollouts):  # otherwise the update found it, with the same weights
             gaps = [
                 np.abs(each.logp - logp) for a, b in zip(said, rollouts, strict=True)
                 for each, logp in zip(a, b.logp, strict=True)
@@ -370,7 +370,7 @@ class OnlineTrainer(Trainer):
     def _experiences(self, rollouts: Sequence[Rollout]) -> tuple[list[list[Said]], list[Experience]]:
         """What is said of every row before anything is learned, and what every episode led to."""
         rows = [row for rollout in rollouts for row in rollout.rows]
-        drawn = [logp for rollout in rollouts for logp in rollout.logp] if self._is_said(rollouts) else None
+        drawn = [each for of in rollouts for each in of.logp] if self._draws_tell(rollouts) else None
         found: dict[int, Said] = {}
         method = self.policy.method
         parts = list(_micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size))
@@ -405,9 +405,9 @@ class OnlineTrainer(Trainer):
         unit = self.policy.value_unit
         return said, [_experience(*pair, unit) for pair in zip(rollouts, said, strict=True)]
 
-    def _is_said(self, rollouts: Sequence[Rollout]) -> bool:
-        """Is it known from the draws what the policy says of them? Not where older weights drew, nor where
-        there is more to be asked than log-probabilities; with several updates, asking costs little."""
+    def _draws_tell(self, rollouts: Sequence[Rollout]) -> bool:
+        """Do the draws tell what the policy says of them? Not where older weights drew, nor where more is
+        asked than log-probabilities; with several updates, asking costs little."""
         plain = self.drawn_plainly and self.passes == self.parts == 1 and not self.config.bf16
         only_words = (
             self.policy.heads is None and self.policy.steering is None and not self.policy.has_latents

@@ -364,7 +364,7 @@ def test_it_is_asked_where_the_draws_do_not_say(make_trainer, settings, more, st
     method = PPO(c=0.1) if more.pop("values", False) else RLOO(c=0.1)
     trainer = make_trainer(method, lambda *_: [], settings=settings, **{"drawn_plainly": True} | more)
     rollouts = [replace(episode(0, 0, np.random.default_rng(0), 1.0), staleness=staleness)]
-    assert not trainer._is_said(rollouts)
+    assert not trainer._draws_tell(rollouts)
 
 
 @pytest.mark.parametrize("name", ["rloo", "ppo"])
