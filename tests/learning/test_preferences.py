@@ -26,7 +26,7 @@ def test_the_first_labels_tell_where_the_pole_has_fallen(tmp_path):
     assert gathered["labels"] == 350 and gathered["ties"] < 175
     flags[flags.index("gather")] = "pretrain"
     reward = main(load_config(PreferConfig, [*flags, "--resume"], suited=suited))["reward"]
-    seen, actions, inside = episodes(8, seed=1)
+    seen, actions, inside = episodes(32, seed=1)  # of 8 the share differs by .02 from that of 32
     predicted = RewardModel.from_pretrained(reward).predict(seen, actions)
     above = predicted[inside][:, None] > predicted[~inside][None]
     assert above.mean() > 0.95
