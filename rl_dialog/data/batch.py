@@ -91,6 +91,7 @@ class Batch:
     # Of rows that a policy sampled to learn from (training/online.py), each (N,) float32:
     behaviour_logp: Tensor | None = None  # log-probability that each action had where it was sampled
     old_logp: Tensor | None = None  # what the policy gave it before the update, over the whole vocabulary
+    unchanged: bool = False  # and still gives it, to the rounding of sums: no step was made in between
     advantages: Tensor | None = None
     weights: Tensor | None = None  # of each action in the loss, whose divisor is the update's episodes
     value_targets: Tensor | None = None  # what V is fitted to, in units of value

@@ -123,13 +123,14 @@ class OnlineMethod(Method):
         def of_tokens(logp: Tensor) -> Tensor:
             terms, more = self.surrogate(logp, batch)
             ratio = logp - batch.prior_logp
-            gap = (logp - batch.behaviour_logp).abs()
-            metrics.update({"kl": ratio, "entropy": -logp, "behaviour_gap": gap} | more)
+            metrics.update({"kl": ratio, "entropy": -logp} | more)
             if self.kl in DIVERGENCES and self.c:
                 terms = terms + self.c * DIVERGENCES[self.kl](ratio)
             return (batch.weights * terms).sum()
 
-        total = by_log_probability(out.lm, batch.actions, of_tokens)
+        known = batch.old_logp if batch.unchanged else None
+        total, logp = by_log_probability(out.lm, batch.actions, of_tokens, known)
+        metrics["behaviour_gap"] = (logp - batch.behaviour_logp).abs()
         if self.entropy_weight:
             total = total - self.entropy_weight * entropy(out.lm, batch.weights)
         return Loss(total, {name: value.detach().sum() for name, value in metrics.items()})
@@ -140,20 +141,22 @@ class OnlineMethod(Method):
         return (logp.detach() - batch.behaviour_logp).exp().clamp(max=self.max_weight)
 
 
-def by_log_probability(lm: Scores, actions: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
-    """() loss(log pi) with its gradient, log pi (N,) that of the actions.
+def by_log_probability(
+    lm: Scores, actions: Tensor, loss: Callable[[Tensor], Tensor], known: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """() loss(log pi) with its gradient, log pi (N,) that of the actions; and (N,) log pi without gradient.
 
     The scores are gone over twice: first for log pi, which says what each token weighs in the gradient, then
-    with these weights. So no (N, V) tensor is kept, whatever the loss.
+    with these weights. So no (N, V) tensor is kept, whatever the loss. Where log pi is known already, once.
     """
     with torch.no_grad():
-        logp = -lm.nll(actions)[1]
+        logp = -lm.nll(actions)[1] if known is None else known.clone()
     logp.requires_grad_()
     with torch.enable_grad():
         value = loss(logp)
         (slope,) = torch.autograd.grad(value, logp)
-    weighted, _ = lm.nll(actions, -slope)
-    return value.detach() + weighted - weighted.detach()
+    weighted, nll = lm.nll(actions, -slope)
+    return value.detach() + weighted - weighted.detach(), -nll
 
 
 def clipped(logp: Tensor, batch: Batch, epsilon: float) -> tuple[Tensor, dict[str, Tensor]]:

@@ -455,7 +455,8 @@ class OnlineTrainer(Trainer):
                 # Where episodes are fewer than learners, each one learns from all of them, for its share.
                 few = len(part) < self.world
                 mine, divisor = (part, len(part) * self.world) if few else (self._mine(part), len(part))
-                batches = list(self._batches([sample for i in mine for sample in episodes[i]]))
+                samples = [sample for i in mine for sample in episodes[i]]
+                batches = list(self._batches(samples, unchanged=number == 0))
                 own = sum(batch.decisions for batch in batches)
                 count = float(self._sum_over_workers(torch.tensor(float(own), device=self.device)))
                 # Learners add up at the last batch: one of episodes, in which all parameters have a part.
@@ -490,8 +491,10 @@ class OnlineTrainer(Trainer):
             batch.supervised = self.config.supervised_weight / self.logged_tokens
             yield batch.to(self.device)
 
-    def _batches(self, samples: Sequence[Sample]) -> Iterator[Batch]:
-        """Micro-batches of like lengths."""
+    def _batches(self, samples: Sequence[Sample], *, unchanged: bool) -> Iterator[Batch]:
+        """Micro-batches of like lengths. unchanged: the policy is the one of `_experiences`. (In bfloat16 it
+        says something else of a row in another micro-batch, and with latents of others.)"""
+        unchanged = unchanged and not self.config.bf16 and not self.policy.has_latents
         rows = [sample.row for sample in samples]
         size = self.config.per_device_train_batch_size
         for indices in _micro_batches(rows, range(len(rows)), size):
@@ -501,7 +504,7 @@ class OnlineTrainer(Trainer):
                 values = [getattr(sample, name) for sample in chosen]
                 if values[0] is not None:
                     setattr(batch, name, torch.from_numpy(np.concatenate(values).astype(np.float32)))
-            batch.round = self.step
+            batch.round, batch.unchanged = self.step, unchanged
             if self.policy.method.holds_latents:
                 batch.reply_noise = None
             yield batch.to(self.device)

@@ -348,7 +348,7 @@ def test_the_unit_of_rewards_scales_advantages_or_cancels(scale: float) -> None:
 
 
 def test_any_function_of_log_probabilities_has_its_gradient() -> None:
-    """The two passes over the scores give what one pass through a softmax gives."""
+    """The two passes over the scores, or the one where log pi is known, give what a softmax gives."""
     torch.manual_seed(0)
     features, weight = torch.randn(5, 4), torch.randn(7, 4, requires_grad=True)
     actions = torch.tensor([0, 3, 6, 1, 1])
@@ -356,12 +356,13 @@ def test_any_function_of_log_probabilities_has_its_gradient() -> None:
     def loss(logp):  # noqa: ANN001, ANN202
         return (logp.exp() * torch.arange(5.0)).sum() + logp.square().sum()
 
-    total = by_log_probability(Linear(features, weight), actions, loss)
-    direct = loss((features @ weight.t()).log_softmax(1).gather(1, actions[:, None]).squeeze(1))
-    torch.testing.assert_close(total, direct)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(each, weight)[0] for each in (total, direct)), rtol=1e-4, atol=1e-5
-    )
+    logp = (features @ weight.t()).log_softmax(1).gather(1, actions[:, None]).squeeze(1)
+    direct = loss(logp)
+    slope = torch.autograd.grad(direct, weight, retain_graph=True)[0]
+    for known in (None, logp.detach()):
+        total, told = by_log_probability(Linear(features, weight), actions, loss, known)
+        torch.testing.assert_close((total, told), (direct, logp))
+        torch.testing.assert_close(torch.autograd.grad(total, weight)[0], slope, rtol=1e-4, atol=1e-5)
 
 
 def test_the_entropy_bonus_is_the_entropy(monkeypatch) -> None:  # noqa: ANN001

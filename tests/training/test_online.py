@@ -329,6 +329,16 @@ def test_learner_and_sampler_agree_and_the_prior_is_another(make_trainer, tokeni
     assert metrics["train/behaviour_gap"] < 1e-5 and metrics["train/kl_per_reply"] > 0.1
 
 
+def test_only_before_the_first_step_is_the_policy_the_one_that_was_asked(make_trainer, tokenizer) -> None:  # noqa: ANN001
+    play = Rollouts(Wordy, Decoding(max_new_tokens=4), groups=2, group_size=2, seed=0)
+    trainer = make_trainer(PPO(), play, trunk="separate")  # two passes of two steps
+    rollouts, outputs = play(trainer.policy, tokenizer, 0), trainer.policy.outputs
+    asked = []
+    trainer.policy.outputs = lambda batch: asked.append(batch.unchanged) or outputs(batch)
+    trainer._learn(rollouts)
+    assert asked[-4:] == [True, False, False, False]
+
+
 @pytest.mark.parametrize("name", ["reinforce", "rloo", "grpo"])
 def test_what_the_draws_say_is_not_asked_again(make_trainer, tokenizer, name: str) -> None:  # noqa: ANN001
     """Of one update of the weights that drew; the update, its metrics and the gap are the same without."""

@@ -149,7 +149,7 @@ def test_latents_are_asked_about_as_they_were_drawn_in_later_passes_too(make_tra
     with torch.no_grad():
         for parameter in trainer.policy.lm.model.prior.parameters():
             parameter.add_(0.1)
-    (batch,) = trainer._batches(samples)
+    (batch,) = trainer._batches(samples, unchanged=False)
     out = trainer.policy.outputs(batch)
     torch.testing.assert_close(out.drawn, batch.latents)
     assert (out.latent_logp - batch.latent_behaviour_logp).abs().max() > 0.05
