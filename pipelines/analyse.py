@@ -42,7 +42,7 @@ class AnalyseConfig(Output):
 def main(config: AnalyseConfig) -> dict[str, Any]:
     """Writes the report; returns its paths and the headline figures."""
     require(config, simulated="folders that simulate or converse wrote", output_dir="a folder to write to")
-    at_least(config, replicates=1)
+    at_least(config, replicates=1, seed=0)
     dialogs = read_simulated(config.simulated)
     options = {name: options_of(folder) for name, (folder, _) in dialogs.items()}
     out = claim_output(config, "analyse")

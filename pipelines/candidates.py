@@ -89,9 +89,8 @@ def _check(config: CandidatesConfig, scoring: Scoring) -> None:
     """What can be known to fail before anything is generated."""
     require(config, data="a directory that `prepare` wrote", checkpoint="a checkpoint or run folder")
     require(config, output_dir="a directory to write")
-    at_least(
-        config, contexts=0, shard_contexts=1, batch_size=1, num_generators=1, num_scorers=1, max_length=8
-    )
+    sizes = {"shard_contexts": 1, "batch_size": 1, "num_generators": 1, "num_scorers": 1, "max_length": 8}
+    at_least(config, contexts=0, seed=0, **sizes)
     check_device(config.device, config.address)
     check_candidates(config, scoring)
 

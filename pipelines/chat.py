@@ -84,7 +84,7 @@ def begin(config: ChatConfig) -> Chat:
 
 def decoding_of(config: ChatConfig) -> Decoding:
     """How replies are drawn. Raises UserError for settings that contradict each other."""
-    at_least(config, beams_by_rank=0)
+    at_least(config, beams_by_rank=0, seed=0)
     decoding = Decoding.of(config)
     if config.beams_by_rank:
         decoding = replace(decoding, do_sample=False, num_beams=config.beams_by_rank)

@@ -29,6 +29,7 @@ from envs.small_talk_users import Crowd, Server, Talk
 from pipelines import ab, stages
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.local_serve import served_here
+from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import method_name
 from rl_dialog.run import Output, at_least, claim_output, run
 
@@ -67,7 +68,8 @@ def main(config: CircleConfig) -> dict[str, Any]:
     """Runs the circle; returns the differences between the two policies, what happened on the way, and the
     paths."""
     began, console = time.perf_counter(), Console(quiet=config.quiet, highlight=False)
-    at_least(config, dialogs=1, chats=1, ab_chats=1, users=1)
+    at_least(config, dialogs=1, chats=1, ab_chats=1, users=1, bc_steps=0, steps=0, seed=0)
+    successor = _successor(config, Path(config.output_dir).absolute())
     out = claim_output(config, "circle")
 
     def say(step: str, what: str) -> None:
@@ -76,7 +78,7 @@ def main(config: CircleConfig) -> dict[str, Any]:
     url = f"sqlite:///{out / 'chats.db'}"
     with connect():
         _clone(config, out, say)
-        first, between, last = _serve_and_learn(config, out, url, say)
+        first, between, last = _serve_and_learn(config, successor, url, say)
     talks = [*first, *between, *last]
     returns = {"return": {talk.chat: talk.total for talk in talks}}
     report = ab.ABConfig(store=url, output_dir=str(out / "ab"), baseline="bc", quiet=config.quiet)
@@ -104,11 +106,10 @@ def _clone(config: CircleConfig, out: Path, say: Say) -> None:
 
 
 def _serve_and_learn(
-    config: CircleConfig, out: Path, url: str, say: Say
+    config: CircleConfig, successor: Any, url: str, say: Say
 ) -> tuple[list[Talk], list[Talk], list[Talk]]:
     """Talks with bc, those during the rollout of its successor, and those with either."""
-    successor = _successor(config, out)
-    name = Path(successor.output_dir).name
+    out, name = Path(successor.output_dir).parent, Path(successor.output_dir).name
     with served_here(url, {"bc": out / "bc"}, KEY) as (address, key, deploy):
         server = Server(address, key)
         crowd_of = partial(Crowd, server, seed=config.seed)
@@ -130,10 +131,13 @@ def _serve_and_learn(
 
 
 def _successor(config: CircleConfig, out: Path) -> Any:
-    """The run that learns from the votes, in a folder named after its method."""
+    """The run that learns from the votes, in a folder named after its method. Raises UserError for a config
+    that cannot be read, and for one that clones again."""
     how = {"start": out / "bc", "steps": config.steps}
     chosen = stages.train_config_of_file(Path(config.train), out / "served", out, config.seed, **how)
-    return replace(chosen, output_dir=str(out / method_name(chosen.method)))
+    if (name := method_name(chosen.method)) == "bc":
+        raise UserError(f"--train {config.train}: expected a method that learns from votes, got bc")
+    return replace(chosen, output_dir=str(out / name))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from envs import CONTROL, ENVS, PREFIXES, is_plain, text_env
+from envs.adapters.chat_endpoint import checked_address
 from envs.adapters.endpoint_player import WithEndpoints
 from envs.gymnasium_vector import known
 from pipelines.play_control import watch_control
@@ -81,6 +82,8 @@ def main(config: PlayConfig) -> dict[str, Any]:
         return watch_control(config)
     load_quietly()
     endpoints = re.findall(r"https?://[^\s=]+", " ".join((*config.player, *config.roles)))
+    for address in endpoints:
+        checked_address("--player", address)
     make_env = text_env(config.env)
     return _play_text(config, WithEndpoints(make_env, tuple(endpoints)) if endpoints else make_env)
 

@@ -110,7 +110,8 @@ class ChatEndpoint:
         if status >= 500 or status in PASSING:
             raise _Passing(f"status {status}: {said}", _named_pause(headers.get("retry-after", "")))
         if status != 200:
-            raise EndpointError(f"{url}: expected status 200, got {status}: {said}")
+            hint = "" if status != 404 or "/v1" in url else ". Most addresses end in /v1"
+            raise EndpointError(f"{url}: expected status 200, got {status}: {said}{hint}")
         try:
             return json.loads(raw)
         except (ValueError, RecursionError) as error:

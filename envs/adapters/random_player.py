@@ -29,7 +29,7 @@ WORD = re.compile(r"<[^<>]*>|[A-Za-z_]{2,}")
 CODE = re.compile(r"(?<=\] )[A-Z]{4,}|(?<![A-Za-z])X+(?![A-Za-z])")
 PLACES = "XYZNMRCIJK"  # letters that prompts write for numbers: [swap X Y]
 SPEAKER = re.compile(r"\[(GAME|Player ?\d*)\]")
-LISTED = re.compile(r"\w+(?:, \w+)+")  # red, blue, green
+LISTED = re.compile(r"\b\w+(?:, \w+)+")  # red, blue, green; \b: a long word is read once
 NOTHING = ("[pass]", "yes", "no", "[1]", "[0]")
 
 

@@ -59,7 +59,8 @@ class ReasoningGymWorld:
         self.index = 0
         size = self.options["size"]
         if type(size) is not int or size < 1:
-            raise UserError(f"env 'reasoning_gym:{name}': expected size to be a whole number, got {size!r}")
+            expected = "size to be a whole number of at least 1"
+            raise UserError(f"env 'reasoning_gym:{name}': expected {expected}, got {size!r}")
         _data(self.name, self.options)
 
     def reset(self, *, seed: int | None = None) -> tuple[list[Message], dict[str, Any]]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from envs.adapters.chat_endpoint import checked_address
 from envs.adapters.endpoint_player import EndpointPlayer
 from envs.adapters.game_players import players_of_game
 from envs.adapters.random_player import RandomTalker, random_move
@@ -173,7 +174,7 @@ def _opponent(named: str, scripted: Mapping[str, Callable[[int], Any]]) -> Calla
     if named in scripted:
         return scripted[named]
     if named.startswith(("http://", "https://")) and urlsplit(named).netloc:
-        return EndpointPlayer(named).of_seed
+        return EndpointPlayer(checked_address("opponent", named)).of_seed
     if ":" not in named or "//" in named:
         names = ", ".join(["random", "self", *scripted])
         expected = f"{names}, module:function, module:Class or the http address of an endpoint"

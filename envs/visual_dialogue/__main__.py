@@ -4,7 +4,8 @@
     python -m envs.visual_dialogue --kind yes_no --logs logs.jsonl --dialogs 2000 --seed 1
     python -m envs.visual_dialogue --serve 127.0.0.1:5000                the six endpoints over HTTP
 
-envs/README.md says what the players and the kinds of reward are.
+The server knows no keys: whoever reaches its address can ask. envs/README.md says what the players and the
+kinds of reward are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     worlds = {world.kind: world for world in SCENES.values()}
     try:
         if options.serve:
-            _serve(options.serve)
+            _serve(options.serve, public=options.public)
         elif options.logs:
             how = {"dialogs": options.dialogs, "seed": options.seed, "player": options.player}
             print(json.dumps(worlds[options.kind].write_logs(options.logs, **how)))
@@ -51,11 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kind", choices=list(KINDS), default="standard", help="of reward (default %(default)s)"
     )
-    parser.add_argument("--logs", type=Path, metavar="PATH", help="write dialogues here, a Dialog per line")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--logs", type=Path, metavar="PATH", help="write dialogues here, a Dialog per line")
+    what.add_argument("--serve", metavar="HOST:PORT", help="answer the published protocol there")
     parser.add_argument(
-        "--player", choices=list(players("standard")), default="mixed", help="whose (%(default)s)"
+        "--player", choices=list(players("standard")), default="mixed", help="whose logs (%(default)s)"
     )
-    parser.add_argument("--serve", metavar="HOST:PORT", help="answer the published protocol there")
+    parser.add_argument("--public", action="store_true", help="let other machines ask the server, too")
     parser.add_argument("--dialogs", type=int, default=500, help="how many (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (default %(default)s)")
     return parser
@@ -82,8 +85,11 @@ def _table(world: type[Scenes], dialogs: int, seed: int) -> dict[str, Any]:
     return found
 
 
-def _serve(address: str) -> None:
+def _serve(address: str, *, public: bool) -> None:
     host, port = read_address(address)
+    if not public and host not in ("127.0.0.1", "localhost"):
+        remedy = "--public lets other machines ask, too"
+        raise UserError(f"--serve: expected 127.0.0.1:{port}, got {address}: {remedy}")
     with make_server(host, port) as server:
         print(json.dumps({"url": f"http://{host}:{server.server_port}"}), flush=True)
         try:

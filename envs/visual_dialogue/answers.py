@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from envs.visual_dialogue.scenes import ATTRIBUTES, OUTDOORS, Scene, value, where
 
@@ -61,6 +61,7 @@ MEANS: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("people", "person", "anyone", "anybody"), ("person", ("man", "woman", "child"))),
     **{word: (name, (word,)) for name in ABOUT for word in ATTRIBUTES[name]},
 }
+REMEMBERED = 1 << 14  # texts whose meaning is kept; a server and a long training meet any number of them
 _WORD = re.compile(r"[a-z0-9]+(?:['’][a-z]+)?")
 
 
@@ -76,7 +77,7 @@ class Question:
         return self.values is not None
 
 
-@cache
+@lru_cache(maxsize=REMEMBERED)
 def read_question(text: str) -> Question | None:
     """The question that a text is; None for what is not understood: no question word, nothing that is asked
     about, or several things at once (`is it red or blue?`)."""

@@ -14,15 +14,14 @@ itself).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from envs.visual_dialogue.answers import HEDGES, MEANS, QUESTIONS, Question, answer, read_question
+from envs.visual_dialogue.answers import HEDGES, MEANS, QUESTIONS, REMEMBERED, Question, answer, read_question
 from envs.visual_dialogue.scenes import ATTRIBUTES, POOL, WIDTH, captions, features, pool, scene_of, value
 from rl_dialog.errors import UserError
 
@@ -31,6 +30,7 @@ Post = Callable[[str, Mapping[str, str]], Any]  # endpoint, form -> JSON value: 
 GREEDY = {"inference": "greedy", "beamSize": 1}
 LONGEST = 4000  # characters of a text
 MOST_ENTRIES = 64  # of a history
+LARGEST = 1e6  # number of a picture
 NEAR = 1e-9  # distances that differ by less are equal
 
 
@@ -86,8 +86,9 @@ def _features(form: Mapping[str, str]) -> np.ndarray:
     if not isinstance(numbers, list) or len(numbers) != WIDTH:
         got = f"{len(numbers)} of them" if isinstance(numbers, list) else str(numbers)[:80]
         raise UserError(f"img_features: expected a list of {WIDTH} numbers ({told}), got {got}")
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) for x in numbers):
-        raise UserError(f"img_features: expected finite numbers, got {str(numbers)[:80]}")
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= LARGEST for x in numbers):
+        expected = f"finite numbers of at most {LARGEST:g}"  # their squares are added up
+        raise UserError(f"img_features: expected {expected}, got {str(numbers)[:80]}")
     return np.array(numbers, dtype=float)
 
 
@@ -101,7 +102,7 @@ def answers_of(question: Question) -> np.ndarray:
     return np.array([answer(scene, question) for scene in pool()])
 
 
-@cache
+@lru_cache(maxsize=REMEMBERED)
 def fitting(caption: str) -> np.ndarray:
     """(POOL,) bool: the scenes that a caption allows, by the values that it names."""
     words = caption.lower().split()

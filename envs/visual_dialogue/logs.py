@@ -32,14 +32,15 @@ def write_logs(
             played = play(world(), asker, seed=start)
             (dialog,), (total,) = played.dialogs.values(), played.returns.values()
             polar = sum(info.get("polar", False) for info in played.infos)
-            returns.append(total)
+            returns.extend([] if total is None else [total])
             counts["questions"] += len(played.infos)
             counts["polar"] += polar
-            counts["penalised"] += sum(info["penalised"] for info in played.infos)
+            counts["penalised"] += sum(info.get("penalised", False) for info in played.infos)
             dialog.id, dialog.source = f"visual_dialogue-{world.kind}-{seed}-{number:06d}", "visual_dialogue"
             dialog.meta |= {"player": asker.habit if isinstance(asker, Mixed) else player, "polar": polar}
             yield dialog
 
     write_jsonl(each(), path)
     mean = round(sum(returns) / len(returns), 4) if returns else None
-    return {"path": str(path), "dialogs": len(returns), "mean_return": mean, **counts}
+    failed = {"failed": dialogs - len(returns)} if len(returns) < dialogs else {}
+    return {"path": str(path), "dialogs": dialogs, "mean_return": mean, **counts, **failed}

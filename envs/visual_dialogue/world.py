@@ -63,7 +63,7 @@ class VisualDialogue:
         self.caption, self.picture = self._draw(random.Random(seed))
         self.messages: list[Message] = [{"role": "user", "content": self.caption}]
         self.history: list[bots.Entry] = []
-        self.progress, self.over = 0.0, False
+        self.first, self.progress, self.over = None, 0.0, False
         try:
             self.first = self.bots.reward_rank(self.caption, self.picture, [])
         except (ServerFailed, ConnectionError) as error:
@@ -115,6 +115,8 @@ class VisualDialogue:
     def draw(self) -> str:
         """The dialogue so far, and how near the questioner is."""
         said = [f"{message['role']:<9} {message['content']}" for message in self.messages]
+        if self.first is None:  # the server did not answer
+            return "\n".join(said)
         return "\n".join([*said, f"percentile {self.first + self.progress:.3f}, at first {self.first:.3f}"])
 
 

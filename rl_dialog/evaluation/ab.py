@@ -341,7 +341,7 @@ def sections(comparison: Comparison) -> list[Section]:
 
 VOTES_TEXT = (
     "Of the chats whose model the server drew. Thumbs up, down and the mean vote (1, 0 or -1) are over the "
-    "replies that were voted on. 95 % bootstrap intervals over chats."
+    "replies that were voted on. 95 % bootstrap intervals over participants."
 )
 TEXTS_TEXT = (
     "Repeated: the same as an earlier reply of the chat, or nearly. Seconds: from the request to the end of "

@@ -74,13 +74,14 @@ def _folders(entries: Sequence[Entry]) -> dict[str, list[Path]]:
 
 def _references(config: CheckpointConfig, make_env: MakeEnv | None) -> dict[str, Estimate]:
     """What returns mean: reference policies and bounds of an environment that brings `reference_returns`, or
-    its `optimum` alone."""
+    its `optimum` alone. A line whose episodes all failed is none."""
     bring = getattr(make_env, "reference_returns", None)
     returns = bring(config.episodes, config.seed) if bring else {}
     if not bring and hasattr(make_env, "optimum"):
         returns = {OPTIMUM: [make_env().optimum()]}
     settings = {"replicates": config.replicates, "seed": config.seed}
-    return {name: estimate([Measure.mean(values)], **settings) for name, values in returns.items()}
+    lines = {name: estimate([Measure.mean(values)], **settings) for name, values in returns.items()}
+    return {name: line for name, line in lines.items() if line is not None}
 
 
 def _about(config: CheckpointConfig, held_out: HeldOut | None) -> list[str]:

@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 
@@ -91,6 +92,12 @@ def test_proposals_come_from_what_is_in_brackets():
     assert {"[0 3]", "[2 2]"} < told and len(told) > 20
     only = random_move(seen, random.Random(1), lambda move: move == "[1 2]" or move.startswith("[3"))
     assert only == "[1 2]" or only.startswith("[3")
+
+
+def test_a_long_word_of_another_player_is_read_once():
+    began = time.process_time()
+    assert heard([{"role": "user", "content": "x" * 60_000 + " red, blue"}]).words == ("red", "blue")
+    assert time.process_time() - began < 1  # letter by letter it took six seconds
 
 
 @pytest.mark.parametrize("name", ["Nim-v0", "TicTacToe-v0?role=any", "Nim-v0?opponent=self"])
@@ -236,6 +243,10 @@ def test_a_game_that_crashes_is_a_failed_episode(textarena, monkeypatch):
         ("textarena:Nim-v0?players=3", "number of players has to be 2"),
         ("textarena:Nim-v0?players=two", "players to be a whole number, got 'two'"),
         ("textarena:Nim-v0?opponent=http://", "expected random, self, perfect, module:function"),
+        (
+            "textarena:Nim-v0?opponent=http://me:secret@127.0.0.1:1/v1",
+            "opponent: expected an address",
+        ),
         ("text_arena:Nim-v0", "Did you mean textarena:Nim-v0"),
         ("textarena:Nim-v0?opponent=clever", "expected random, self, perfect, module:function"),
         ("textarena:Nim-v0?opponent=nowhere:one", "opponent 'nowhere:one'"),
@@ -322,8 +333,8 @@ def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
     [
         ("reasoning_gym:chain_sums", "Did you mean chain_sum"),
         ("reasoning_gym:chain_sum?terms=3", "min_terms"),
-        ("reasoning_gym:chain_sum?size=0", "size to be a whole number, got 0"),
-        ("reasoning_gym:chain_sum?size=2.5", "size to be a whole number, got 2.5"),
+        ("reasoning_gym:chain_sum?size=0", "size to be a whole number of at least 1, got 0"),
+        ("reasoning_gym:chain_sum?size=2.5", "size to be a whole number of at least 1, got 2.5"),
         ("reasoning-gym:chain_sum", "Did you mean reasoning_gym:chain_sum"),
     ],
 )
@@ -408,6 +419,9 @@ def test_an_endpoint_plays_the_other_role(textarena, monkeypatch):
         world = pickle.loads(pickle.dumps(text_env(name)()))
         world.reset(seed=4)
         messages, *_ = world.step("[2 5]")
+        root = text_env(name.removesuffix("/v1"))()
+        root.reset(seed=4)
+        assert "got 404" in (why := root.step("[2 5]")[4]["failed"]) and "end in /v1" in why
         server.shutdown()
     assert "[Player 1] [0 1]" in messages[-1]["content"]
     request = _Endpoint.asked[-1]

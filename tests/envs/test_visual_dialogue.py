@@ -33,6 +33,7 @@ from envs.visual_dialogue.world import YesNoScenes, read_pictures
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
 
+RED = '[{"speaker": "question", "text": "is it red?"}]'
 SNOW = 147  # a red bench in the park, in snow: ranked 6th of 400 by its caption
 
 
@@ -127,6 +128,8 @@ def test_a_scene_is_read_from_its_feature():
         ("/step", {"history": "[" * 5000}, "expected JSON"),
         ("/fetch_reward", {"img_features": "[1, 2]"}, "list of 64 numbers"),
         ("/fetch_reward", {"img_features": json.dumps([float("nan")] * 64)}, "finite"),
+        ("/step", {"history": RED, "img_features": json.dumps([10**400] * 64)}, "at most 1e+06"),
+        ("/fetch_reward", {"img_features": json.dumps([1e308] * 64)}, "at most 1e+06"),
         ("/fetch_reward", {"img_features": None}, "form field img_features"),
         ("/fetch_reward", {"caption": "x" * 5000}, "at most 4000"),
         ("/fetch_reward", {"generation_kwargs": '{"inference": "sample"}'}, "greedy"),
@@ -140,6 +143,11 @@ def test_what_is_wrong_with_a_request_is_said(url, endpoint, change, told):
     assert status == (404 if endpoint not in ENDPOINTS else 400) and told in value["error"]
     with pytest.raises(UserError, match=re.escape(told)):
         HttpPost(url)(endpoint, form) if status == 400 else post(endpoint, form)
+
+
+def test_a_server_does_not_keep_all_that_strangers_say():
+    for kept in (read_question, fitting):
+        assert kept.cache_info().maxsize < 1e5
 
 
 def test_what_is_no_form_is_refused(url):
@@ -378,11 +386,20 @@ def test_the_belief_of_an_asker_holds_the_picture():
     assert list(members(0b1011)) == [0, 1, 3]
 
 
-def test_the_command_says_what_is_wrong(capsys):
-    for arguments, told in ((["--serve", "here"], "HOST:PORT"), (["--dialogs", "0"], "at least 1")):
+def test_the_command_says_what_is_wrong(capsys, monkeypatch):
+    wrong = {
+        "--serve here": "HOST:PORT",
+        "--dialogs 0": "at least 1",
+        "--serve 0.0.0.0:0": "--public lets other machines",
+        "--serve 127.0.0.1:0 --logs x": "not allowed with",
+    }
+    # Without the check the server would answer until it is interrupted.
+    monkeypatch.setattr("envs.visual_dialogue.server._Server.serve_forever", lambda server: None)
+    for arguments, told in wrong.items():
         with pytest.raises(SystemExit):
-            main(arguments)
+            main(arguments.split())
         assert told in capsys.readouterr().err
+    main(["--serve", "0.0.0.0:0", "--public"])
     assert read_address("5000") == ("127.0.0.1", 5000) and read_address("0.0.0.0:1") == ("0.0.0.0", 1)
 
 
@@ -442,6 +459,12 @@ def test_a_server_that_is_not_there_fails_the_episode(tmp_path):
         "Connection" in played.dialogs["assistant"].meta["failed"]
         and "--serve" in played.dialogs["assistant"].meta["failed"]
     )
+    away = type("Away", (YesNoScenes,), {"server": f"http://127.0.0.1:{free}"})
+    about = away.write_logs(tmp_path / "logs.jsonl", dialogs=2, seed=1)
+    assert (about["dialogs"], about["failed"], about["mean_return"]) == (2, 2, None)
+    world = away()
+    world.reset(seed=1)
+    assert world.draw() == f"user      {world.caption}"  # what a film of it shows
 
 
 @pytest.mark.parametrize("drips", [False, True])

@@ -256,3 +256,5 @@ def test_the_command_shows_the_votes(filled, tmp_path):
     assert json.loads(run.stdout.splitlines()[-1])["models"]["bc"]["chats"] == 2 and "thumbs up" in run.stdout
     with pytest.raises(UserError, match="none.db"):
         main(ABConfig(store=f"sqlite:///{tmp_path}/none.db", output_dir=str(tmp_path / "none")))
+    with pytest.raises(UserError, match="expected --seed of at least 0, got -1"):
+        main(ABConfig(store=filled, output_dir=str(tmp_path / "none"), seed=-1))

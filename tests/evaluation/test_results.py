@@ -22,7 +22,14 @@ class Measured(Known):
         return {"logs": [1.0] * episodes}
 
 
+class Away(Known):
+    @staticmethod
+    def reference_returns(episodes: int, seed: int) -> dict[str, list[float | None]]:
+        """Of a world whose server is down: every episode failed."""
+        return {"logs": [None] * episodes, "none": []}
+
+
 def test_the_optimum_of_a_world_is_a_line_of_its_report() -> None:
-    found = {world.__name__: _references(CONFIG, world) for world in (object, Known, Measured)}
+    found = {world.__name__: _references(CONFIG, world) for world in (object, Known, Measured, Away)}
     means = {name: {line: each.value for line, each in lines.items()} for name, lines in found.items()}
-    assert means == {"object": {}, "Known": {"optimum": 0.75}, "Measured": {"logs": 1.0}}
+    assert means == {"object": {}, "Known": {"optimum": 0.75}, "Measured": {"logs": 1.0}, "Away": {}}

@@ -93,6 +93,7 @@ def test_dialogs_in_acts_and_bad_input(tmp_path):
             {"simulated": (str(tmp_path / "acts"),), "output_dir": "x", "replicates": 0},
             "expected --replicates",
         ),
+        ({"simulated": (str(tmp_path / "acts"),), "output_dir": "x", "seed": -1}, "expected --seed"),
     ):
         with pytest.raises(UserError, match=message):
             main(AnalyseConfig(**config))

@@ -461,6 +461,7 @@ def test_openings_are_left_out_where_the_template_cannot_ask_for_them(world, tmp
         ({"threshold": float("nan")}, "a finite --threshold"),
         ({"num_candidates": 5, "do_sample": False}, "num_beams 1 for 5: set num_beams 5"),
         ({"shard_contexts": 0}, "--shard_contexts of at least 1"),
+        ({"seed": -1}, "expected --seed of at least 0, got -1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_starts(world, tmp_path, changes, message):

@@ -204,6 +204,7 @@ def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
         (("--checkpoint", "{root}/bc", "--beta", "2"), "was trained with bc, which has no beta to set"),
         (("--checkpoint", "{root}/bc", "--num_beams", "0"), "num_beams of at least 1"),
         (("--checkpoint", "{root}/bc", "--beams_by_rank", "-1"), "expected --beams_by_rank of at least 0"),
+        (("--checkpoint", "{root}/bc", "--seed", "-1"), "expected --seed of at least 0, got -1"),
     ],
 )
 def test_errors_are_one_paragraph(checkpoints, arguments, message):

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import ray
 
+from pipelines import stages
 from pipelines.circle import CircleConfig, main
 from rl_dialog.cluster import local_serve
 from rl_dialog.data.schema import SPLITS
@@ -23,8 +24,16 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(UserError, match="was not made by `circle`"):
         main(CircleConfig(output_dir=str(tmp_path)))
-    with pytest.raises(UserError, match="expected --users of at least 1, got 0"):
-        main(CircleConfig(output_dir=str(tmp_path / "new"), users=0))
+    clone = str(stages.CONFIGS / "quickstart_bc.yaml")
+    for wrong, message in (
+        ({"users": 0}, "expected --users of at least 1, got 0"),
+        ({"steps": -1}, "expected --steps of at least 0, got -1"),
+        ({"seed": -1}, "expected --seed of at least 0, got -1"),
+        ({"train": "nowhere.yaml"}, "cannot read the config file 'nowhere.yaml'"),
+        ({"train": clone}, "expected a method that learns from votes, got bc"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(CircleConfig(output_dir=str(tmp_path / "new"), **wrong))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 

@@ -205,6 +205,7 @@ def test_workers_play_the_same_episodes(checkpoints, tmp_path):
         ({"player": ("persson",)}, "Did you mean person"),
         ({"env": "wordl", "player": ("random",)}, "unknown env 'wordl'.*Did you mean wordle"),
         ({"env": f"{__name__}:Counting", "player": ("random",)}, "Counting brings no scripted_players"),
+        ({"player": ("http://ann:hush@127.0.0.1:1/v1",)}, "--player: expected an address without password"),
         ({"player": ("random=0",)}, "NAME=SHARE with a share above 0"),
         ({"player": ("random", "random")}, "each player once"),
         ({}, "expected --checkpoint or --player, who plays, got neither"),
