@@ -105,7 +105,7 @@ def _check_teachers(run: TrainingRun) -> None:
     start = run.model.model_name_or_path
     if not start or not _is_hierarchical(run.model) or not run.method.draws_from_posterior:
         return
-    stored = json.loads((Path(resolve(start)) / "config.json").read_text("utf-8")).get("teachers", {})
+    stored = _stored_config(start).get("teachers", {})
     for name, teacher in stored.items():
         if teachers.get(name) != teacher:
             theirs = teachers[name]["name"] if name in teachers else "none"
@@ -235,8 +235,22 @@ def _is_hierarchical(model: ModelConfig) -> bool:
     """Of a model that transformers does not know by itself."""
     if not model.model_name_or_path:
         return model.family in LATENTS
-    config = Path(resolve(model.model_name_or_path)) / "config.json"
-    return config.is_file() and json.loads(config.read_text("utf-8"))["model_type"] == "hierarchical"
+    return _stored_config(model.model_name_or_path).get("model_type") == "hierarchical"
+
+
+def _stored_config(start: str) -> dict[str, Any]:
+    """What the config.json of a model to start from says; nothing where it is on the hub, or are adapters.
+    Raises UserError for a file that is none."""
+    path = Path(resolve(start)) / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: expected the JSON object that describes a model: copy the model anew")
+    return config
 
 
 def model_card(run: TrainingRun, name: str) -> str:
