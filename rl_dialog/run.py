@@ -208,9 +208,10 @@ def claim_output(
 def check_same(
     before: Mapping[str, Any], now: Mapping[str, Any], out: Path, *, free: Collection[str] = ()
 ) -> None:
-    """Raises UserError that names what differs between the settings of a run and those it is to go on
-    with."""
-    different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
+    """Raises UserError that names what differs between the settings of a run and those it is to go on with;
+    what is `free` may, `model.rank` for one field of a group."""
+    before, now = (_without(free, settings) for settings in (before, now))
+    different = [name for name in now if name not in HOW and before.get(name) != now[name]]
     if different:
         differences = "; ".join(
             f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3]
@@ -219,6 +220,14 @@ def check_same(
             f"{out} was made with other settings: {differences}. Resume it with the same ones, or choose "
             "another --output_dir"
         )
+
+
+def _without(free: Collection[str], values: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    return {
+        name: _without(free, value, f"{group}{name}.") if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if group + name not in free
+    }
 
 
 def _difference(before: Any, now: Any) -> str:

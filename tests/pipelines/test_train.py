@@ -20,7 +20,8 @@ from rl_dialog.errors import UserError
 from rl_dialog.training.start import load_trainer
 
 ROOT = Path(__file__).parents[2]
-RESUMED = ["--data", "data", "--output_dir", "runs/bc", "--resume"]
+SIZES = ["--model.layers", "1", "--model.width", "16"]
+RESUMED = ["--data", "data", "--output_dir", "runs/bc", "--resume", *SIZES]
 NEW = ["--data", "data", "--output_dir", "runs/x"]
 PSI = [*NEW, "--method", "way_off_policy", "--method.backup", "psi"]
 
@@ -36,8 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
     logs = ["--logs", "logs.jsonl", "--output_dir", "data", "--vocab_size", "400", "--quiet"]
-    sizes = ["--model.layers", "1", "--model.width", "16", "--max_steps", "2", "--quiet"]
-    bc = ["--data", "data", "--output_dir", "runs/bc", *sizes]
+    bc = ["--data", "data", "--output_dir", "runs/bc", *SIZES, "--max_steps", "2", "--quiet"]
     with pytest.MonkeyPatch.context() as patch, connect(num_cpus=2):
         patch.chdir(folder)
         prepare.main(load_config(prepare.PrepareConfig, logs))
@@ -90,6 +90,10 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(
             [*RESUMED, "--learning_rate", "0.1"],
             "--learning_rate None then and 0.1 now. Resume it with the same ones",
         ),
+        (
+            [*RESUMED, "--model.width", "32", "--model.detach_q"],
+            "other settings: --model width 16 then and 32 now, detach_q False then and True now. Resume",
+        ),
         (["--data", "data", "--output_dir", "data"], "was not made by `train`, so it is left alone"),
         (
             ["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"],
@@ -141,6 +145,16 @@ def test_what_is_wrong_is_said_before_a_worker_starts(
     with pytest.raises(UserError) as error:
         train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
     assert expected in str(error.value) and not Path("runs/x").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"model_type"'])
+def test_a_model_to_start_from_whose_config_is_none_is_told(folder: Path, monkeypatch, text: str) -> None:
+    monkeypatch.chdir(folder)
+    Path("runs/broken").mkdir(exist_ok=True)
+    Path("runs/broken/config.json").write_text(text)
+    arguments = [*NEW, "--model_name_or_path", "runs/broken"]
+    with pytest.raises(UserError, match="broken/config.json: expected the JSON object that describes"):
+        train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
 
 
 @pytest.mark.slow
