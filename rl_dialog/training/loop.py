@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -734,11 +735,25 @@ class Trainer:
 
     def _resume(self) -> None:
         """Continues from `latest`, if there is one. Raises UserError when it belongs to other data or another
-        batch size."""
+        batch size, and where its files are not whole."""
         if not (self.output_dir / "latest").is_file():
             return
         state = self._pointer("latest") / "trainer"
-        progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
+        try:
+            progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
+            self._check_progress(state, progress)
+            self._load_weights(state)
+            load_optimizer(self.optimizer, state / "optimizer.safetensors")
+            self.step, self.best = progress["step"], progress["best"]
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(
+                f"{state}: expected a whole checkpoint to go on with, got {error!r}: copy it anew, or start a "
+                "run in another --output_dir, from an earlier checkpoint by --model_name_or_path"
+            ) from error
+
+    def _check_progress(self, state: Path, progress: dict[str, Any]) -> None:
         here = {"batch_size": self.batch_size, "rows": len(self.train_rows)}
         if any(progress[key] != value for key, value in here.items()):
             stored = {key: progress[key] for key in here}
@@ -746,9 +761,6 @@ class Trainer:
                 f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and "
                 "global batch size, or start anew"
             )
-        self._load_weights(state)
-        load_optimizer(self.optimizer, state / "optimizer.safetensors")
-        self.step, self.best = progress["step"], progress["best"]
 
     def _load_weights(self, state: Path) -> None:
         """Of a policy with LoRA all but the model below the adapters, which has to be the one they are of."""
