@@ -17,6 +17,7 @@ import math
 import shutil
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -162,6 +163,8 @@ class Trainer:
         describe: written into every checkpoint as the model card.
     """
 
+    data = 0  # which data it is; OnlineTrainer has none of its own
+
     def __init__(
         self,
         policy: Policy,
@@ -180,6 +183,7 @@ class Trainer:
         if not train_rows:
             raise UserError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
+        self.data = _fingerprint(train_rows)
         self.train_rows, self.eval_rows = self._prepared(policy, train_rows, eval_rows)
         self.evaluate, self.report, self.describe = evaluate, report, describe
         self._start(policy, device)
@@ -729,6 +733,7 @@ class Trainer:
             "best": self.best,
             "batch_size": self.batch_size,
             "rows": len(self.train_rows),
+            "data": self.data,
             "total_steps": self.total_steps,
         }
         write_json(state / "progress.json", progress)
@@ -749,14 +754,14 @@ class Trainer:
             raise
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(
-                f"{state}: expected a whole checkpoint to go on with, got {error!r}: copy it anew, or start a "
-                "run in another --output_dir, from an earlier checkpoint by --model_name_or_path"
+                f"{state}: expected a whole checkpoint to go on with, got {error!r}: copy it anew, or start "
+                "a run in another --output_dir, from an earlier checkpoint by --model_name_or_path"
             ) from error
 
     def _check_progress(self, state: Path, progress: dict[str, Any]) -> None:
-        here = {"batch_size": self.batch_size, "rows": len(self.train_rows)}
-        if any(progress[key] != value for key, value in here.items()):
-            stored = {key: progress[key] for key in here}
+        here = {"batch_size": self.batch_size, "rows": len(self.train_rows), "data": self.data}
+        stored = here | {key: progress[key] for key in here if key in progress}
+        if stored != here:
             raise UserError(
                 f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and "
                 "global batch size, or start anew"
@@ -819,6 +824,15 @@ class Trainer:
     def _pointer(self, name: str) -> Path:
         path = self.output_dir / name
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def _fingerprint(rows: Sequence[Row]) -> int:
+    """Tells what was said and what it earned from other data of as many rows."""
+    number = 0
+    for row in rows:
+        for part in (row.input_ids, row.assistant, row.rewards):
+            number = zlib.crc32(part.tobytes(), number)
+    return number
 
 
 def _start_message_heads(policy: Policy, rows: Sequence[Row]) -> None:
