@@ -135,6 +135,10 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(
             [*NEW, "--model.family", "vhcr", "--model.attention_heads", "2"],
             "--model.attention_heads 2: a new vhcr has no use for it, expected --model.family llama or gpt2",
         ),
+        (
+            [*NEW, "--model_name_or_path", "runs/bc", "--model.width", "32"],
+            "--model.width 32 is about a new model, expected none beside --model_name_or_path runs/bc",
+        ),
         ([*NEW, "--model.word_drop", "0.1"], "--model.word_drop 0.1: a new llama has no use for it"),
     ],
 )
