@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from rl_dialog.config import at_least
 from rl_dialog.data.files import write_json
@@ -124,12 +125,20 @@ def _entry(named: tuple[str, dict[str, Any]]) -> str:
 
 def _require_tokens(data: str, path: str, remedy: str) -> None:
     """Tokens are matched by their ids: a model whose ids mean other words would learn those."""
-    if not Path(path).is_dir() or not (Path(resolve(path)) / "tokenizer.json").exists():
+    if (theirs := _tokenizer_of(path)) is None:
         return
-    ours, theirs = load_tokenizer(Path(data) / "tokenizer"), load_tokenizer(resolve(path))
+    ours = load_tokenizer(Path(data) / "tokenizer")
     if ours.get_vocab() != theirs.get_vocab():
         different = f"{len(ours)} tokens that are not those of {path} ({len(theirs)})"
         raise UserError(f"{data} was tokenised with {different}: {remedy}")
+
+
+def _tokenizer_of(path: str) -> PreTrainedTokenizerFast | None:
+    """That of a model; None for one that has none beside it."""
+    try:
+        return load_tokenizer(resolve(path))
+    except UserError:
+        return None
 
 
 def with_absolute_paths(run: Run) -> Run:
@@ -204,13 +213,17 @@ def load_trainer(
 
 def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:
     """What the data directory tells before anything is trained; `measured` says whether the return is."""
-    if load_manifest(run.data)["splits"].get("validation", {}).get("dialogs"):
-        return []
-    best = "is chosen by the return alone" if measured else "is the last one"
-    return [
-        f"{run.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
-        f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin alike)"
-    ]
+    notes = []
+    if not load_manifest(run.data)["splits"].get("validation", {}).get("dialogs"):
+        best = "is chosen by the return alone" if measured else "is the last one"
+        notes += [
+            f"{run.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
+            f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin "
+            "alike)"
+        ]
+    if (start := run.model.model_name_or_path) and _tokenizer_of(start) is None:
+        notes += [f"{start} has no tokenizer: whether {run.data} has the tokens that it knows cannot be told"]
+    return notes
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.errors import UserError
-from rl_dialog.training.start import load_trainer
+from rl_dialog.training.start import load_trainer, notes_before
 
 ROOT = Path(__file__).parents[2]
 SIZES = ["--model.layers", "1", "--model.width", "16"]
@@ -233,6 +233,27 @@ def test_a_refused_run_leaves_its_folder_to_the_next_command(
     for _ in range(2):
         with pytest.raises(UserError, match="pairs"):
             train.main(refused)
+
+
+def test_tokens_are_compared_however_a_tokenizer_is_stored(folder: Path, monkeypatch) -> None:
+    """As GPT-2's older checkpoints have it; without one the run starts, which is said."""
+    monkeypatch.chdir(folder)
+    shutil.copytree("runs/bc/checkpoint-2", "runs/older")
+    words = json.loads(Path("runs/older/tokenizer.json").read_text())["model"]
+    for path in Path("runs/older").glob("tokenizer*"):
+        path.unlink()
+    arguments = [*NEW, "--model_name_or_path", "runs/older"]
+    config = load_config(train.TrainConfig, arguments, choices=train.CHOICES)
+    train.check(config)
+    assert notes_before(config, measured=False) == [
+        "runs/older has no tokenizer: whether data has the tokens that it knows cannot be told"
+    ]
+    Path("runs/older/vocab.json").write_text(json.dumps(words["vocab"]))
+    merges = "".join(f"{left} {right}\n" for left, right in words["merges"])
+    Path("runs/older/merges.txt").write_text(f"#version: 0.2\n{merges}")
+    Path("runs/older/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(UserError, match="tokens that are not those of runs/older"):
+        train.check(config)
 
 
 def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
