@@ -18,6 +18,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import _thread
+import fcntl
 import gc
 import io
 import ipaddress
@@ -44,6 +45,7 @@ from rl_dialog.errors import UserError, room_for
 T = TypeVar("T")
 LINE_EVERY = 30.0  # seconds between two lines of progress
 HALF = ".*.tmp-*"  # what a killed process had half written (data/files.py)
+HELD: dict[Path, int] = {}  # folders that this process writes to, and what its locks on them are open as
 HOW = (
     "output_dir",
     "overwrite",
@@ -166,17 +168,21 @@ def claim_output(
     free: Collection[str] = (),
     choices: Choices | None = None,
     began: Mapping[str, Any] | None = None,
+    shared: bool = False,
 ) -> Path:
     """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for
     --resume.
 
     Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for
     one to resume whose settings are not these; those in `free`, and how it is run, may differ. `began`: the
-    settings of the one to resume, where NAME.yaml does not say all of them.
+    settings of the one to resume, where NAME.yaml does not say all of them. Unless several commands may share
+    the folder, another one that runs and claimed it is an error too.
     """
     require(config, output_dir="a folder to write to")
     out = Path(config.output_dir).absolute()
     settings, resume = out / f"{name}.yaml", getattr(config, "resume", False)
+    if out.is_dir() and not shared:
+        _hold(out)
     if resume and config.overwrite:
         raise UserError(f"expected --resume, to go on with {out}, or --overwrite, to delete it, got both")
     if out.exists() and (not out.is_dir() or any(path != settings for path in out.iterdir())):
@@ -197,12 +203,34 @@ def claim_output(
                 f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another "
                 "--output_dir"
             )
-    for left in out.rglob(HALF):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
     with room_for(out):
         out.mkdir(parents=True, exist_ok=True)
+        if not shared:
+            _hold(out)
+        for left in out.rglob(HALF):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         save_config(config, settings, choices=choices)
     return out
+
+
+def _hold(out: Path) -> None:
+    """A lock on the folder, which this process keeps until it ends or claims one elsewhere. Raises UserError
+    where another process has it."""
+    for other in [path for path in HELD if path not in out.parents]:
+        os.close(HELD.pop(other))
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise UserError(
+            f"{out}: expected a folder that no other command writes to, but one that is running does: wait "
+            "for its end, or choose another --output_dir"
+        ) from None
+    except OSError:  # a file system that has no locks
+        os.close(folder)
+    else:
+        HELD[out] = folder
 
 
 def check_same(
