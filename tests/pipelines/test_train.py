@@ -163,9 +163,7 @@ def test_a_model_to_start_from_whose_config_is_none_is_told(folder: Path, monkey
 
 @pytest.mark.slow
 def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
-    done = call(
-        folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"
-    )
+    done = call(folder, "pipelines.train", *RESUMED, "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error:" in done.stderr and "was made with other settings: --method" in " ".join(
         done.stderr.split()
