@@ -46,6 +46,7 @@ T = TypeVar("T")
 LINE_EVERY = 30.0  # seconds between two lines of progress
 HALF = ".*.tmp-*"  # what a killed process had half written (data/files.py)
 HELD: dict[Path, int] = {}  # folders that this process writes to, and what its locks on them are open as
+RUNNING: list[Callable[..., Any]] = []  # the `main` of the command that this process is
 HOW = (
     "output_dir",
     "overwrite",
@@ -120,6 +121,7 @@ def run(
     _take_any_terminal()
     try:
         config = _typed(config_class, choices=choices, suited=suited, listed=listed)
+        RUNNING.append(main)
         with room_for(getattr(config, "output_dir", "") or os.getcwd()):
             result = main(config)
     except (UserError, OSError) as error:
@@ -135,6 +137,9 @@ def run(
         onwards = ": the same command with --resume goes on" if hasattr(config_class, "resume") else ""
         print(f"\ninterrupted{onwards}", file=sys.stderr)
         sys.exit(130)
+    finally:
+        RUNNING.clear()
+        _let_go(*HELD)
     print(_shown_as_json(result), flush=True)
 
 
@@ -214,10 +219,9 @@ def claim_output(
 
 
 def _hold(out: Path) -> None:
-    """A lock on the folder, which this process keeps until it ends or claims one elsewhere. Raises UserError
-    where another process has it."""
-    for other in [path for path in HELD if path not in out.parents]:
-        os.close(HELD.pop(other))
+    """A lock on the folder, which a command keeps until it ends or claims one elsewhere; who calls its `main`
+    only looks. Raises UserError where another process has it."""
+    _let_go(*(path for path in HELD if path not in out.parents))
     folder = os.open(out, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,6 +235,13 @@ def _hold(out: Path) -> None:
         os.close(folder)
     else:
         HELD[out] = folder
+        if not RUNNING:
+            _let_go(out)
+
+
+def _let_go(*folders: Path) -> None:
+    for folder in folders:
+        os.close(HELD.pop(folder))
 
 
 def check_same(

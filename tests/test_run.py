@@ -153,9 +153,15 @@ def test_the_first_signal_asks_to_save_and_the_second_does_not_wait(capsys) -> N
 HOLDER = """
 import sys, time
 from rl_dialog import run
-run.claim_output(run.Output(output_dir=sys.argv[1]), "x")
-print("claimed", flush=True)
-time.sleep(60)
+
+
+def main(config):
+    run.claim_output(config, "x")
+    print("claimed", flush=True)
+    time.sleep(60)
+
+
+run.run(run.Output, main)
 """
 
 
@@ -163,7 +169,9 @@ def test_a_folder_belongs_to_one_running_command(tmp_path: Path) -> None:
     """Not even --overwrite takes it away; a killed one leaves it to the next, and a process to itself."""
     out = tmp_path / "out"
     anew = run.Output(output_dir=str(out), overwrite=True)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(out)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, "--output_dir", str(out)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout.readline() == "claimed\n"
         with pytest.raises(UserError, match="no other command writes to, but one that is running does"):
