@@ -72,8 +72,8 @@ def main(config: CompareConfig) -> dict[str, Any]:
         plan(comparison, name, out, {})
     if config.readme:
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
-    # each part has a recipe of its own
-    claim_output(config, "compare", free=[field.name for field in fields(config)])
+    # each part has a recipe of its own, and several commands may make one each
+    claim_output(config, "compare", free=[field.name for field in fields(config)], shared=True)
     say = (lambda text: None) if config.quiet else partial(print, flush=True)
     settings = _find_settings(comparison, config, out)
     tasks = [

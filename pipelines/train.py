@@ -43,8 +43,8 @@ CHOICES = {"method": METHODS}  # those of `online` too, to be told apart from mi
 LISTED = {"method": FROM_LOGS}
 CHANGEABLE = (  # by --resume: how long, how fast and with what it is watched, but not what is learned
     *("max_steps", "num_train_epochs", "eval_steps", "save_steps", "logging_steps", "save_total_limit"),
-    *("env", "env_episodes", "data", "model", "num_workers", "cpus_per_worker", "device", "max_failures"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("env", "env_episodes", "data", "model.model_name_or_path", "num_workers", "cpus_per_worker", "device"),
+    *("max_failures", "per_device_train_batch_size", "gradient_accumulation_steps"),
 )
 ENV_SEED = 10_000  # of the conversation partners: others than `evaluate` has
 

@@ -49,6 +49,8 @@ def room_for(path: str | Path) -> Iterator[None]:
 
 
 def _is_full(error: BaseException) -> bool:
+    if isinstance(error, shutil.Error):
+        return any(f"[Errno {number}]" in str(_cause(error)) for number in FULL)
     if isinstance(error, OSError):
         return error.errno in FULL
     cause = _cause(error)
@@ -57,7 +59,10 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The database's own error, where SQLAlchemy tells of it."""
+    """The database's own error, where SQLAlchemy tells of it; the first reason of those why a folder could
+    not be copied."""
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+        return OSError(error.args[0][0][-1])
     return getattr(error, "orig", None) or error
 
 

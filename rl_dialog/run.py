@@ -18,6 +18,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import _thread
+import fcntl
 import gc
 import io
 import ipaddress
@@ -44,6 +45,8 @@ from rl_dialog.errors import UserError, room_for
 T = TypeVar("T")
 LINE_EVERY = 30.0  # seconds between two lines of progress
 HALF = ".*.tmp-*"  # what a killed process had half written (data/files.py)
+HELD: dict[Path, int] = {}  # folders that this process writes to, and what its locks on them are open as
+RUNNING: list[Callable[..., Any]] = []  # the `main` of the command that this process is
 HOW = (
     "output_dir",
     "overwrite",
@@ -118,6 +121,7 @@ def run(
     _take_any_terminal()
     try:
         config = _typed(config_class, choices=choices, suited=suited, listed=listed)
+        RUNNING.append(main)
         with room_for(getattr(config, "output_dir", "") or os.getcwd()):
             result = main(config)
     except (UserError, OSError) as error:
@@ -133,6 +137,9 @@ def run(
         onwards = ": the same command with --resume goes on" if hasattr(config_class, "resume") else ""
         print(f"\ninterrupted{onwards}", file=sys.stderr)
         sys.exit(130)
+    finally:
+        RUNNING.clear()
+        _let_go(*HELD)
     print(_shown_as_json(result), flush=True)
 
 
@@ -166,17 +173,21 @@ def claim_output(
     free: Collection[str] = (),
     choices: Choices | None = None,
     began: Mapping[str, Any] | None = None,
+    shared: bool = False,
 ) -> Path:
     """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for
     --resume.
 
     Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for
     one to resume whose settings are not these; those in `free`, and how it is run, may differ. `began`: the
-    settings of the one to resume, where NAME.yaml does not say all of them.
+    settings of the one to resume, where NAME.yaml does not say all of them. Unless several commands may share
+    the folder, another one that runs and claimed it is an error too.
     """
     require(config, output_dir="a folder to write to")
     out = Path(config.output_dir).absolute()
     settings, resume = out / f"{name}.yaml", getattr(config, "resume", False)
+    if out.is_dir() and not shared:
+        _hold(out)
     if resume and config.overwrite:
         raise UserError(f"expected --resume, to go on with {out}, or --overwrite, to delete it, got both")
     if out.exists() and (not out.is_dir() or any(path != settings for path in out.iterdir())):
@@ -197,20 +208,49 @@ def claim_output(
                 f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another "
                 "--output_dir"
             )
-    for left in out.rglob(HALF):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
     with room_for(out):
         out.mkdir(parents=True, exist_ok=True)
+        if not shared:
+            _hold(out)
+        for left in out.rglob(HALF):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
         save_config(config, settings, choices=choices)
     return out
+
+
+def _hold(out: Path) -> None:
+    """A lock on the folder, which a command keeps until it ends or claims one elsewhere; who calls its `main`
+    only looks. Raises UserError where another process has it."""
+    _let_go(*(path for path in HELD if path not in out.parents))
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise UserError(
+            f"{out}: expected a folder that no other command writes to, but one that is running does: wait "
+            "for its end, or choose another --output_dir"
+        ) from None
+    except OSError:  # a file system that has no locks
+        os.close(folder)
+    else:
+        HELD[out] = folder
+        if not RUNNING:
+            _let_go(out)
+
+
+def _let_go(*folders: Path) -> None:
+    for folder in folders:
+        os.close(HELD.pop(folder))
 
 
 def check_same(
     before: Mapping[str, Any], now: Mapping[str, Any], out: Path, *, free: Collection[str] = ()
 ) -> None:
-    """Raises UserError that names what differs between the settings of a run and those it is to go on
-    with."""
-    different = [name for name in now if name not in (*HOW, *free) and before.get(name) != now[name]]
+    """Raises UserError that names what differs between the settings of a run and those it is to go on with;
+    what is `free` may, `model.rank` for one field of a group."""
+    before, now = (_without(free, settings) for settings in (before, now))
+    different = [name for name in now if name not in HOW and before.get(name) != now[name]]
     if different:
         differences = "; ".join(
             f"--{name} {_difference(before.get(name), now[name])}" for name in different[:3]
@@ -219,6 +259,14 @@ def check_same(
             f"{out} was made with other settings: {differences}. Resume it with the same ones, or choose "
             "another --output_dir"
         )
+
+
+def _without(free: Collection[str], values: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    return {
+        name: _without(free, value, f"{group}{name}.") if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if group + name not in free
+    }
 
 
 def _difference(before: Any, now: Any) -> str:

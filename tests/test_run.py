@@ -148,3 +148,39 @@ def test_the_first_signal_asks_to_save_and_the_second_does_not_wait(capsys) -> N
         assert stop.is_set() and "saving what is learned; once more" in capsys.readouterr().err
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+HOLDER = """
+import sys, time
+from rl_dialog import run
+
+
+def main(config):
+    run.claim_output(config, "x")
+    print("claimed", flush=True)
+    time.sleep(60)
+
+
+run.run(run.Output, main)
+"""
+
+
+def test_a_folder_belongs_to_one_running_command(tmp_path: Path) -> None:
+    """Not even --overwrite takes it away; a killed one leaves it to the next, and a process to itself."""
+    out = tmp_path / "out"
+    anew = run.Output(output_dir=str(out), overwrite=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, "--output_dir", str(out)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "claimed\n"
+        with pytest.raises(UserError, match="no other command writes to, but one that is running does"):
+            run.claim_output(anew, "x")
+        assert (out / "x.yaml").is_file()
+        run.claim_output(anew, "x", shared=True)
+    finally:
+        holder.kill()
+        holder.wait()
+    for _ in range(2):
+        assert run.claim_output(anew, "x") == out
+        (out / "result").write_text("mine")

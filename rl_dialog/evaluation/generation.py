@@ -185,7 +185,6 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
     """A checkpoint's policy in eval mode, decoding with another `beta` if given. Raises UserError when its
     method has no beta."""
     place = resolve(directory)
-    _require_safetensors(place)
     method = read_method(place)
     if beta is None:
         return Policy.from_pretrained(place)
@@ -195,16 +194,6 @@ def load_for_decoding(directory: str | Path, *, beta: float | None = None) -> Po
             f"{directory} was trained with {method_name(method)}, which has no beta to set: leave --beta out"
         )
     return Policy.from_pretrained(place, method=finite(replace(method, beta=beta), method_name(method)))
-
-
-def _require_safetensors(place: str) -> None:
-    """Raises UserError for a directory whose weights are pickled: reading a pickle may run what it says."""
-    pickled = sorted(path.name for path in Path(place).glob("pytorch_model*.bin"))
-    if pickled and not any(Path(place).glob("*model*.safetensors")):
-        raise UserError(
-            f"{place}: expected weights in model.safetensors, got {pickled[0]}, a pickle, which is not read: "
-            "where you trust it, load it with transformers and `save_pretrained` it anew"
-        )
 
 
 def generate_replies(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_dialog.data.files import write_json
+from rl_dialog.data.files import write_atomically, write_json
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation import sweep_plots as plots
 from rl_dialog.evaluation.comparison import FALLS
@@ -567,13 +567,18 @@ def _write_tensorboard(directory: Path, sweep: Any, ranked: Sequence[Ranked]) ->
 
 def _copy_best(out: Path, best_trial: Trial) -> None:
     """The best seed's best checkpoint, ready for serve and chat, with the config that makes it again."""
-    shutil.rmtree(out / BEST, ignore_errors=True)
-    shutil.copytree(resolve(best_trial.folder), out / BEST, ignore=shutil.ignore_patterns("trainer"))
-    settings = f"{best_trial.verb}.yaml"
-    shutil.copy(Path(best_trial.folder) / settings, out / BEST / settings)
-    if (Path(best_trial.folder) / "prior").is_dir():  # the checkpoint says ../prior
-        shutil.rmtree(out / "prior", ignore_errors=True)
-        shutil.copytree(Path(best_trial.folder) / "prior", out / "prior")
+    folder = Path(best_trial.folder)
+
+    def fill(best: Path) -> None:
+        without = shutil.ignore_patterns("trainer")
+        shutil.copytree(resolve(folder), best, ignore=without, dirs_exist_ok=True)
+        shutil.copy(folder / f"{best_trial.verb}.yaml", best)
+
+    write_atomically(out / BEST, fill)
+    if (folder / "prior").is_dir():  # the checkpoint says ../prior
+        write_atomically(
+            out / "prior", lambda prior: shutil.copytree(folder / "prior", prior, dirs_exist_ok=True)
+        )
 
 
 def _as_json(point: Ranked) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import zlib
@@ -27,6 +28,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, float, float], float]] =
 }
 # `VERB.FLAG` in a space is a flag of that stage; all others are flags of the trials' own train or online
 VERBS = ("prepare", "start", "evaluate")
+LONGEST = 219  # bytes of a point's name: `.bc,NAME-seed1234567890.json.tmp-1234567` is a file name of 255
 DATA = "{data}"  # in the flags of online: the data directory that `prepare` made
 
 
@@ -87,12 +89,17 @@ class Point:
 
     @property
     def name(self) -> str:
-        """`psi,c=0.2` of {method: psi, method.c: 0.2}."""
+        """`psi,c=0.2` of {method: psi, method.c: 0.2}; one that is too long for the name of a folder is cut,
+        with a digest of the whole behind it."""
         labels = [
             shown(value) if name == "method" else f"{name.rpartition('.')[2]}={shown(value)}"
             for name, value in self.values.items()
         ]
-        return ",".join(labels).replace("/", "_")
+        name = ",".join(labels).replace("/", "_")
+        if len(whole := name.encode()) <= LONGEST:
+            return name
+        digest = hashlib.sha256(whole).hexdigest()[:12]
+        return whole[: LONGEST - 13].decode(errors="ignore") + "~" + digest
 
     def of(self, verb: str) -> Point:
         """What it says about one stage; `train` is what no other one is named for."""

@@ -19,7 +19,9 @@ from rl_dialog.models.hierarchical_config import HierarchicalConfig
 
 # The hierarchical families, and what they draw a latent for.
 LATENTS = {"hred": "none", "vhred": "message", "vhcr": "conversation"}
-# Fields that only some families use.
+# Fields of a new model, and those of them that only some families use.
+OF_NEW = ("family", "layers", "attention_heads", "width", "context", "dropout", "latent_size", "word_drop")
+OF_NEW += ("sentence_drop", "kl_annealing", "free_bits", "bow_weight")
 OF_TRANSFORMERS = ("attention_heads",)
 OF_HIERARCHICAL = ("word_drop", "sentence_drop")
 OF_LATENTS = ("latent_size", "kl_annealing", "free_bits", "bow_weight")
@@ -123,10 +125,16 @@ def load_lm(
 
 
 def check_family(config: ModelConfig) -> None:
-    """Raises UserError for a field of a new model that its family does not use."""
-    if config.model_name_or_path:
-        return
+    """Raises UserError for a field of a new model that its family does not use, or that is no new one."""
     hierarchical, default = config.family in LATENTS, ModelConfig()
+    if start := config.model_name_or_path:
+        for name in OF_NEW:
+            if (value := getattr(config, name)) != getattr(default, name):
+                raise UserError(
+                    f"--model.{name} {value} is about a new model, expected none beside --model_name_or_path "
+                    f"{start}, which has its own shape: leave one of the two out"
+                )
+        return
     users = {
         OF_TRANSFORMERS: (not hierarchical, "llama or gpt2"),
         OF_HIERARCHICAL: (hierarchical, "hred, vhred or vhcr"),

@@ -17,6 +17,7 @@ import math
 import shutil
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -161,6 +163,8 @@ class Trainer:
         describe: written into every checkpoint as the model card.
     """
 
+    data = 0  # which data it is; OnlineTrainer has none of its own
+
     def __init__(
         self,
         policy: Policy,
@@ -179,6 +183,7 @@ class Trainer:
         if not train_rows:
             raise UserError("expected at least one training row, got none: the train split holds no replies")
         self.tokenizer, self.config, self.output_dir = tokenizer, config, Path(output_dir)
+        self.data = _fingerprint(train_rows)
         self.train_rows, self.eval_rows = self._prepared(policy, train_rows, eval_rows)
         self.evaluate, self.report, self.describe = evaluate, report, describe
         self._start(policy, device)
@@ -728,27 +733,39 @@ class Trainer:
             "best": self.best,
             "batch_size": self.batch_size,
             "rows": len(self.train_rows),
+            "data": self.data,
             "total_steps": self.total_steps,
         }
         write_json(state / "progress.json", progress)
 
     def _resume(self) -> None:
         """Continues from `latest`, if there is one. Raises UserError when it belongs to other data or another
-        batch size."""
+        batch size, and where its files are not whole."""
         if not (self.output_dir / "latest").is_file():
             return
         state = self._pointer("latest") / "trainer"
-        progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
-        here = {"batch_size": self.batch_size, "rows": len(self.train_rows)}
-        if any(progress[key] != value for key, value in here.items()):
-            stored = {key: progress[key] for key in here}
+        try:
+            progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
+            self._check_progress(state, progress)
+            self._load_weights(state)
+            load_optimizer(self.optimizer, state / "optimizer.safetensors")
+            self.step, self.best = progress["step"], progress["best"]
+        except UserError:
+            raise
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(
+                f"{state}: expected a whole checkpoint to go on with, got {error!r}: copy it anew, or start "
+                "a run in another --output_dir, from an earlier checkpoint by --model_name_or_path"
+            ) from error
+
+    def _check_progress(self, state: Path, progress: dict[str, Any]) -> None:
+        here = {"batch_size": self.batch_size, "rows": len(self.train_rows), "data": self.data}
+        stored = here | {key: progress[key] for key in here if key in progress}
+        if stored != here:
             raise UserError(
                 f"{state}: expected to resume a run with {stored}, got {here}; resume with the same data and "
                 "global batch size, or start anew"
             )
-        self._load_weights(state)
-        load_optimizer(self.optimizer, state / "optimizer.safetensors")
-        self.step, self.best = progress["step"], progress["best"]
 
     def _load_weights(self, state: Path) -> None:
         """Of a policy with LoRA all but the model below the adapters, which has to be the one they are of."""
@@ -807,6 +824,15 @@ class Trainer:
     def _pointer(self, name: str) -> Path:
         path = self.output_dir / name
         return self.output_dir / path.read_text(encoding="utf-8").strip() if path.is_file() else path
+
+
+def _fingerprint(rows: Sequence[Row]) -> int:
+    """Tells what was said and what it earned from other data of as many rows."""
+    number = 0
+    for row in rows:
+        for part in (row.input_ids, row.assistant, row.rewards):
+            number = zlib.crc32(part.tobytes(), number)
+    return number
 
 
 def _start_message_heads(policy: Policy, rows: Sequence[Row]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from rl_dialog.config import at_least
 from rl_dialog.data.files import write_json
@@ -105,7 +106,7 @@ def _check_teachers(run: TrainingRun) -> None:
     start = run.model.model_name_or_path
     if not start or not _is_hierarchical(run.model) or not run.method.draws_from_posterior:
         return
-    stored = json.loads((Path(resolve(start)) / "config.json").read_text("utf-8")).get("teachers", {})
+    stored = _stored_config(start).get("teachers", {})
     for name, teacher in stored.items():
         if teachers.get(name) != teacher:
             theirs = teachers[name]["name"] if name in teachers else "none"
@@ -124,12 +125,20 @@ def _entry(named: tuple[str, dict[str, Any]]) -> str:
 
 def _require_tokens(data: str, path: str, remedy: str) -> None:
     """Tokens are matched by their ids: a model whose ids mean other words would learn those."""
-    if not Path(path).is_dir() or not (Path(resolve(path)) / "tokenizer.json").exists():
+    if (theirs := _tokenizer_of(path)) is None:
         return
-    ours, theirs = load_tokenizer(Path(data) / "tokenizer"), load_tokenizer(resolve(path))
+    ours = load_tokenizer(Path(data) / "tokenizer")
     if ours.get_vocab() != theirs.get_vocab():
         different = f"{len(ours)} tokens that are not those of {path} ({len(theirs)})"
         raise UserError(f"{data} was tokenised with {different}: {remedy}")
+
+
+def _tokenizer_of(path: str) -> PreTrainedTokenizerFast | None:
+    """That of a model; None for one that has none beside it."""
+    try:
+        return load_tokenizer(resolve(path))
+    except UserError:
+        return None
 
 
 def with_absolute_paths(run: Run) -> Run:
@@ -204,13 +213,17 @@ def load_trainer(
 
 def notes_before(run: TrainingRun, *, measured: bool) -> list[str]:
     """What the data directory tells before anything is trained; `measured` says whether the return is."""
-    if load_manifest(run.data)["splits"].get("validation", {}).get("dialogs"):
-        return []
-    best = "is chosen by the return alone" if measured else "is the last one"
-    return [
-        f"{run.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
-        f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin alike)"
-    ]
+    notes = []
+    if not load_manifest(run.data)["splits"].get("validation", {}).get("dialogs"):
+        best = "is chosen by the return alone" if measured else "is the last one"
+        notes += [
+            f"{run.data} has no validation dialogs: nothing is measured on held-out replies, and the best "
+            f"checkpoint {best}; prepare keeps some back (--validation; --split_by dialog where all begin "
+            "alike)"
+        ]
+    if (start := run.model.model_name_or_path) and _tokenizer_of(start) is None:
+        notes += [f"{start} has no tokenizer: whether {run.data} has the tokens that it knows cannot be told"]
+    return notes
 
 
 @contextmanager
@@ -235,8 +248,22 @@ def _is_hierarchical(model: ModelConfig) -> bool:
     """Of a model that transformers does not know by itself."""
     if not model.model_name_or_path:
         return model.family in LATENTS
-    config = Path(resolve(model.model_name_or_path)) / "config.json"
-    return config.is_file() and json.loads(config.read_text("utf-8"))["model_type"] == "hierarchical"
+    return _stored_config(model.model_name_or_path).get("model_type") == "hierarchical"
+
+
+def _stored_config(start: str) -> dict[str, Any]:
+    """What the config.json of a model to start from says; nothing where it is on the hub, or are adapters.
+    Raises UserError for a file that is none."""
+    path = Path(resolve(start)) / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: expected the JSON object that describes a model: copy the model anew")
+    return config
 
 
 def model_card(run: TrainingRun, name: str) -> str:

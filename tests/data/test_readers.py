@@ -239,6 +239,13 @@ def test_utf16_is_named(tmp_path):
     assert "UTF-16" in one_bad(read(write(tmp_path / "a.jsonl", jsonl(GOOD).encode("utf-16")))[1]).reason
 
 
+def test_what_no_reader_recognises_is_named_by_its_keys_or_its_encoding(tmp_path):
+    flat = write(tmp_path / "flat.jsonl", jsonl({"text": "hi", "reply": "ho"}))
+    assert "got the keys reply, text; a format" in one_bad(read(flat)[1]).reason
+    latin = write(tmp_path / "latin.jsonl", '{"messages": "çà"}\n'.encode("latin1"))
+    assert "got text that is not UTF-8 (convert it" in one_bad(read(latin)[1]).reason
+
+
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz"])
 def test_dialogs_before_the_cut_of_a_gzip_survive(tmp_path, name):
     rows = [

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rl_dialog.config import ConfigError
+from rl_dialog.data.files import write_json
 from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points, read_sweep
 
 TINY = {
@@ -58,6 +59,18 @@ def test_values_are_passed_on_whole_and_two_points_never_share_a_name() -> None:
     ]
     with pytest.raises(ConfigError, match=r"points of different names.*0\.99999.*are both gamma=1"):
         find_points(sweep(space={"method.gamma": [0.99999, 1.0]}))
+
+
+def test_a_long_name_is_cut_and_stays_its_own(tmp_path: Path) -> None:
+    """Beside it `bc,`, the seed and what writing a file adds have to go into the 255 bytes of a disk."""
+    texts = ["ü" * 150 + end for end in ("1", "2")]
+    long = find_points(sweep(space={"method": ["bc"], "start.data": texts}))
+    assert len({point.name for point in long}) == 2
+    for point in long:
+        assert point.name.startswith("bc,data=üüü") and len(point.name.encode()) <= 219
+        write_json(tmp_path / f"bc,{point.name}-seed{2**31}.json", {})
+    short = Point({"method.gamma": "x" * 213})
+    assert short.name == "gamma=" + "x" * 213
 
 
 def test_draws_lie_within_their_limits_and_are_the_same_every_time() -> None:

@@ -21,6 +21,7 @@ from rl_dialog.config import load_config
 from rl_dialog.data.files import write_atomically, write_text_atomically
 from rl_dialog.data.store import Store
 from rl_dialog.errors import NoRoom, UserError, room_for
+from rl_dialog.evaluation.sweep import Trial, _copy_best
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.page.app import create_page
 from rl_dialog.preferences.segments import Segments
@@ -52,6 +53,22 @@ def test_what_finds_no_room_leaves_nothing_and_says_where(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["note"] and (
         tmp_path / "note"
     ).read_text() == "kept"
+
+
+def test_half_a_copy_of_a_folder_leaves_nothing_and_says_where(tmp_path: Path) -> None:
+    """As the best checkpoint of a sweep is copied."""
+    trial = Trial("bc", {}, 0, str(tmp_path / "trial"), "ended", [])
+    (tmp_path / "trial").mkdir()
+    for name, size in (("config.json", 2), ("model.safetensors", 5000), ("train.yaml", 2)):
+        (tmp_path / "trial" / name).write_bytes(bytes(size))
+    with (
+        files_of_at_most(1000),
+        pytest.raises(NoRoom, match=f"write {tmp_path}/best: .Errno 27"),
+    ):
+        _copy_best(tmp_path, trial)
+    assert [path.name for path in tmp_path.iterdir()] == ["trial"]
+    _copy_best(tmp_path, trial)
+    assert (tmp_path / "best" / "train.yaml").is_file()
 
 
 def test_only_full_disks_are_told_so(tmp_path: Path) -> None:

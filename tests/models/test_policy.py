@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -971,6 +972,28 @@ def test_a_missing_model_is_one_paragraph(tokenizer):
         ),
     ):
         load_lm(ModelConfig(model_name_or_path="nobody/nothing"), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [("lost", "no model.norm.weight: copy"), ("other", r"model.norm.weight of shape \(3,\) instead of")],
+)
+def test_weights_that_would_be_drawn_at_random_are_refused(tokenizer, make_policy, tmp_path, damage, found):
+    make_policy(BC(), "llama").lm.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.norm.weight")
+    added = {"model.norm.weight": torch.ones(3)} if damage == "other" else {}
+    save_file({**weights, **added}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=f"that its config.json describes, found {found}"):
+        load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer)
+
+
+def test_no_run_starts_from_a_pickle(tokenizer, make_policy, tmp_path):
+    lm = make_policy(BC()).lm
+    lm.config.save_pretrained(tmp_path)
+    torch.save(lm.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="got pytorch_model.bin, a pickle, which is not read"):
+        load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

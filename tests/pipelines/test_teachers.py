@@ -24,7 +24,8 @@ from rl_dialog.models.policy import Policy
 
 pytestmark = pytest.mark.slow  # what is said of bad input stands in tests/models/test_message_heads.py, too
 ROOT = Path(__file__).parents[2]
-SIZES = ["--model.width", "16", "--max_steps", "2", "--eval_steps", "0"]
+STEPS = ["--max_steps", "2", "--eval_steps", "0"]
+SIZES = ["--model.width", "16", *STEPS]
 EI = ["--model.emotion_weight", "1", "--model.embedding_weight", "1"]
 
 
@@ -110,7 +111,7 @@ def test_logs_to_a_chat(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = call(folder, "chat", "--checkpoint", "runs/ei", "--max_new_tokens", "8", typed="hello\nquit\n")
     assert chat.returncode == 0, chat.stderr
     # values on top of it need no teachers; cloning on does, and the same ones
-    onwards = ["--data", "plain", "--model_name_or_path", "runs/ei", *SIZES]
+    onwards = ["--data", "plain", "--model_name_or_path", "runs/ei", *STEPS]
     cloned = call(folder, "train", *onwards, "--output_dir", "runs/more")
     assert cloned.returncode != 0 and "prepare again with --teachers embedding emotion" in cloned.stderr
     psi = [*onwards, "--output_dir", "runs/psi", "--method", "psi", "--quiet"]

@@ -17,10 +17,11 @@ from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
 from rl_dialog.errors import UserError
-from rl_dialog.training.start import load_trainer
+from rl_dialog.training.start import load_trainer, notes_before
 
 ROOT = Path(__file__).parents[2]
-RESUMED = ["--data", "data", "--output_dir", "runs/bc", "--resume"]
+SIZES = ["--model.layers", "1", "--model.width", "16"]
+RESUMED = ["--data", "data", "--output_dir", "runs/bc", "--resume", *SIZES]
 NEW = ["--data", "data", "--output_dir", "runs/x"]
 PSI = [*NEW, "--method", "way_off_policy", "--method.backup", "psi"]
 
@@ -36,8 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("train")
     write_logs(folder / "logs.jsonl", dialogs=60, seed=3)
     logs = ["--logs", "logs.jsonl", "--output_dir", "data", "--vocab_size", "400", "--quiet"]
-    sizes = ["--model.layers", "1", "--model.width", "16", "--max_steps", "2", "--quiet"]
-    bc = ["--data", "data", "--output_dir", "runs/bc", *sizes]
+    bc = ["--data", "data", "--output_dir", "runs/bc", *SIZES, "--max_steps", "2", "--quiet"]
     with pytest.MonkeyPatch.context() as patch, connect(num_cpus=2):
         patch.chdir(folder)
         prepare.main(load_config(prepare.PrepareConfig, logs))
@@ -90,6 +90,10 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(
             [*RESUMED, "--learning_rate", "0.1"],
             "--learning_rate None then and 0.1 now. Resume it with the same ones",
         ),
+        (
+            [*RESUMED, "--model.width", "32", "--model.detach_q"],
+            "other settings: --model width 16 then and 32 now, detach_q False then and True now. Resume",
+        ),
         (["--data", "data", "--output_dir", "data"], "was not made by `train`, so it is left alone"),
         (
             ["--data", "data", "--output_dir", "runs/x", "--learning_rat", "1"],
@@ -131,6 +135,10 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(
             [*NEW, "--model.family", "vhcr", "--model.attention_heads", "2"],
             "--model.attention_heads 2: a new vhcr has no use for it, expected --model.family llama or gpt2",
         ),
+        (
+            [*NEW, "--model_name_or_path", "runs/bc", "--model.width", "32"],
+            "--model.width 32 is about a new model, expected none beside --model_name_or_path runs/bc",
+        ),
         ([*NEW, "--model.word_drop", "0.1"], "--model.word_drop 0.1: a new llama has no use for it"),
     ],
 )
@@ -143,11 +151,19 @@ def test_what_is_wrong_is_said_before_a_worker_starts(
     assert expected in str(error.value) and not Path("runs/x").exists()
 
 
+@pytest.mark.parametrize("text", ["", "[1]", '{"model_type"'])
+def test_a_model_to_start_from_whose_config_is_none_is_told(folder: Path, monkeypatch, text: str) -> None:
+    monkeypatch.chdir(folder)
+    Path("runs/broken").mkdir(exist_ok=True)
+    Path("runs/broken/config.json").write_text(text)
+    arguments = [*NEW, "--model_name_or_path", "runs/broken"]
+    with pytest.raises(UserError, match="broken/config.json: expected the JSON object that describes"):
+        train.main(load_config(train.TrainConfig, arguments, choices=train.CHOICES))
+
+
 @pytest.mark.slow
 def test_an_error_is_one_paragraph_and_status_2(folder: Path) -> None:
-    done = call(
-        folder, "pipelines.train", "--data", "data", "--output_dir", "runs/bc", "--resume", "--method", "ilql"
-    )
+    done = call(folder, "pipelines.train", *RESUMED, "--method", "ilql")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "error:" in done.stderr and "was made with other settings: --method" in " ".join(
         done.stderr.split()
@@ -215,6 +231,27 @@ def test_a_refused_run_leaves_its_folder_to_the_next_command(
     for _ in range(2):
         with pytest.raises(UserError, match="pairs"):
             train.main(refused)
+
+
+def test_tokens_are_compared_however_a_tokenizer_is_stored(folder: Path, monkeypatch) -> None:
+    """As GPT-2's older checkpoints have it; without one the run starts, which is said."""
+    monkeypatch.chdir(folder)
+    shutil.copytree("runs/bc/checkpoint-2", "runs/older")
+    words = json.loads(Path("runs/older/tokenizer.json").read_text())["model"]
+    for path in Path("runs/older").glob("tokenizer*"):
+        path.unlink()
+    arguments = [*NEW, "--model_name_or_path", "runs/older"]
+    config = load_config(train.TrainConfig, arguments, choices=train.CHOICES)
+    train.check(config)
+    assert notes_before(config, measured=False) == [
+        "runs/older has no tokenizer: whether data has the tokens that it knows cannot be told"
+    ]
+    Path("runs/older/vocab.json").write_text(json.dumps(words["vocab"]))
+    merges = "".join(f"{left} {right}\n" for left, right in words["merges"])
+    Path("runs/older/merges.txt").write_text(f"#version: 0.2\n{merges}")
+    Path("runs/older/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(UserError, match="tokens that are not those of runs/older"):
+        train.check(config)
 
 
 def test_what_to_know_about_a_run_is_told(folder: Path) -> None:

@@ -459,6 +459,32 @@ def test_adapters_are_not_resumed_on_another_model(tmp_path: Path, pretrained: s
         lora_trainer(tmp_path / "run", str(tmp_path / "other"), steps=2).train()
 
 
+@pytest.mark.parametrize(
+    ("damaged", "told"),
+    [
+        ("latest", "No such file"),
+        ("checkpoint-1/trainer/progress.json", "JSONDecodeError"),
+        ("checkpoint-1/trainer/policy.safetensors", "SafetensorError"),
+        ("checkpoint-1/trainer/optimizer.safetensors", "SafetensorError"),
+    ],
+)
+def test_a_damaged_checkpoint_is_told(tmp_path: Path, damaged: str, told: str) -> None:
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, report_to="none")
+    make_trainer(tmp_path, "bc", config).train()
+    (tmp_path / damaged).write_bytes((tmp_path / damaged).read_bytes()[:5])
+    with pytest.raises(UserError, match=f"expected a whole checkpoint to go on with, got .*{told}"):
+        make_trainer(tmp_path, "bc", replace(config, max_steps=2)).train()
+
+
+def test_resuming_with_as_many_rows_of_other_rewards_is_refused(tmp_path: Path) -> None:
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, report_to="none")
+    rows = make_rows(make_tokenizer())
+    make_trainer(tmp_path, "ilql", config, rows=rows).train()
+    other = [row.with_rewards(lambda rewards: rewards + 1) for row in rows]
+    with pytest.raises(UserError, match="expected to resume a run with .*'data': .*; resume with the same"):
+        make_trainer(tmp_path, "ilql", replace(config, max_steps=2), rows=other).train()
+
+
 def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
     config = TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none")
     make_trainer(tmp_path, "bc", config).train()

@@ -74,10 +74,9 @@ def look(path: str, member: str | None = None) -> Head:
         top = beginning(text)
         items = top if isinstance(top, list) else [top]
         return Head(name, kind, text, top, tuple(item for item in items[:RECORDS] if isinstance(item, dict)))
-    records = _line_records(path, member)
-    return Head(
-        name, "lines" if records or kind == "lines" else "text", text, records=records, columns=_columns(text)
-    )
+    if records := _line_records(path, member):
+        return Head(name, "lines", text, records=records)
+    return Head(name, kind or "text", text, columns=_columns(text))
 
 
 def _first_bytes(path: str, member: str | None) -> tuple[bytes, str]:
