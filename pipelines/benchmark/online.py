@@ -10,7 +10,7 @@
 Every contender draws 64 replies to 8 prompts in a round and learns from them in one step with a frozen prior:
 c, TRL's beta, is 0.04. Either the replies have one length but for the few that a random model ends, so that
 nothing but the arithmetic is left to save, or they end by themselves, as those of dialogs do: each token is
-the last one with a chance of two by the longest reply.
+the last one with a chance of two by the longest reply. The prompts are a few words, or as long as a dialog.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ LONGEST = 600.0  # seconds that a round may take
 ENDLESS = 1_000_000  # rounds of a run that ends when enough was measured
 THINGS = ("jazz", "tennis", "hotels", "food", "films", "music", "cooking", "actors")
 PROMPTS = tuple(f"say something of {thing}" for thing in THINGS)
+CONTEXT = 1024
+LONG_PROMPT = 62  # things that are named in one
 
 
 class OneReply:
     """A text world of one reply, which pays for every letter a."""
 
-    max_turns = 1
+    max_turns, prompts = 1, PROMPTS
 
     def reset(self, *, seed: int | None = None) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        prompt = PROMPTS[int(np.random.default_rng(seed).integers(len(PROMPTS)))]
+        prompt = self.prompts[int(np.random.default_rng(seed).integers(len(self.prompts)))]
         self.messages = [{"role": "user", "content": prompt}]
         return list(self.messages), {}
 
@@ -72,19 +74,37 @@ class OneReply:
         return [*self.messages, said], float(reply.count("a")), True, False, {}
 
 
+class ToLongPrompts(OneReply):
+    """The same behind prompts of about 128 tokens."""
+
+    prompts = tuple(
+        f"{PROMPTS[i]} and " + " and ".join(np.random.default_rng(i).choice(THINGS, LONG_PROMPT))
+        for i in range(len(PROMPTS))
+    )
+
+
+KINDS: dict[str, tuple[bool, type[OneReply]]] = {  # whether replies end by themselves, and the world
+    "equal": (False, OneReply),
+    "ending": (True, OneReply),
+    "long": (True, ToLongPrompts),
+}
+
+
 def measure(config: BenchmarkConfig) -> Result:
     """Episodes of a round and its seconds in each setting; tokens of a round, and milliseconds of weights."""
     out, more = Path(config.output_dir).absolute(), {}
     measured: Measured = {}
     start = new_policy(config, out / "start")
-    for place, chance in {out: 0.0, out / "ending": 2 / config.new_tokens}.items():
-        policy = new_policy(config, place / "policy", chance) if chance else start
-        kind = f"replies of {'up to ' if chance else ''}{config.new_tokens} tokens"
+    ending = new_policy(config, out / "ending-start", 2 / config.new_tokens)
+    for folder, (ends, world) in KINDS.items():
+        policy, place = ending if ends else start, out / folder
+        kind = f"replies of {'up to ' if ends else ''}{config.new_tokens} tokens"
+        kind += " to long prompts" if world is ToLongPrompts else ""
         for name in METHODS:
-            setting, seconds, tokens = loops(config, policy, place, name, f"{name}, {kind}")
+            setting, seconds, tokens = loops(config, policy, place, name, f"{name}, {kind}", world)
             measured[setting] = GROUPS * GROUP_SIZE, seconds
             more[f"tokens_of_a_round, {name}, {kind}"] = tokens
-        measured[f"playing, {kind}"] = GROUPS * GROUP_SIZE, playing(config, policy, place)
+        measured[f"playing, {kind}"] = GROUPS * GROUP_SIZE, playing(config, policy, place, world)
     if config.overlap_runs:
         with connect("local", num_cpus=2):
             measured["rloo with one Ray actor"] = GROUPS * GROUP_SIZE, overlap(config, start, out)
@@ -99,10 +119,10 @@ def new_policy(config: BenchmarkConfig, folder: Path, chance: float = 0.0) -> Pa
     with this chance, 0: with that of any other token."""
     rng, letters = np.random.default_rng(config.seed), list("abcdefghijklmnopqrstuvwxyz")
     words = ["".join(rng.choice(letters, size=rng.integers(2, 9))) for _ in range(1000)]
-    tokenizer = train_tokenizer([" ".join(words)] * 3 + list(PROMPTS), vocab_size=config.vocabulary)
+    tokenizer = train_tokenizer([" ".join(words)] * 3 + [*PROMPTS, " and"], vocab_size=config.vocabulary)
     torch.manual_seed(config.seed)
     shape = {"layers": config.layers, "attention_heads": config.attention_heads, "width": config.width}
-    model = ModelConfig(family="gpt2", **shape, context=2 * (64 + config.new_tokens))
+    model = ModelConfig(family="gpt2", **shape, context=CONTEXT)
     policy = Policy(load_lm(model, tokenizer), BC(), model)
     if chance:
         _end_with(policy, chance, tokenizer.eos_token_id)
@@ -123,31 +143,35 @@ def _end_with(policy: Policy, chance: float, end: int) -> None:
 
 
 def loops(
-    config: BenchmarkConfig, start: Path, out: Path, name: str, setting: str
+    config: BenchmarkConfig, start: Path, out: Path, name: str, setting: str, world: type[OneReply]
 ) -> tuple[str, Seconds, dict[str, float]]:
     """Our loop and TRL's in turn: (setting, seconds of each round, mean tokens drawn in a round)."""
     turns = {"rounds": config.rounds, "warmup": config.warmup}
     with ExitStack() as stack:
-        ours = stack.enter_context(rounds_of(trainer_of(config, start, out / name, name)))
+        ours = stack.enter_context(rounds_of(trainer_of(config, start, out / name, name, world)))
         if not config.trl_python:
             alone = f"{setting}, ours alone"
             return alone, take_turns({"plain": ours}, **turns), {"rl_dialog": ours.mean_tokens}
         settings = {
-            "model": str(start), "trainer": name, "prompts": PROMPTS, "groups": GROUPS, "size": GROUP_SIZE,
-            "new_tokens": config.new_tokens, "beta": C, "threads": config.threads, "seed": config.seed,
-            "folder": str(out / f"trl-{name}"), "steps": config.rounds + config.warmup,
+            "model": str(start), "trainer": name, "prompts": world.prompts, "groups": GROUPS,
+            "size": GROUP_SIZE, "new_tokens": config.new_tokens, "beta": C, "threads": config.threads,
+            "seed": config.seed, "folder": str(out / f"trl-{name}"), "steps": config.rounds + config.warmup,
         }  # fmt: skip
         theirs = stack.enter_context(TrlProcess(config.trl_python, settings, patience=LONGEST))
         seconds = take_turns({"plain": theirs, f"rl_dialog {name}": ours}, **turns)
         return f"{setting}; plain: TRL", seconds, {"rl_dialog": ours.mean_tokens, "trl": theirs.mean_tokens}
 
 
-def playing(config: BenchmarkConfig, start: Path, out: Path) -> Seconds:
+def playing(config: BenchmarkConfig, start: Path, out: Path, world: type[OneReply]) -> Seconds:
     """A round's playing and `generate` on as many prompts of the same world."""
-    trainer = trainer_of(config, start, out / "playing", "rloo")
+    trainer = trainer_of(config, start, out / "playing", "rloo", world)
     policy, tokenizer = trainer.policy.eval(), trainer.tokenizer
-    talks = [OneReply().reset(seed=number)[0] for number in range(GROUPS)]
-    prompts = [encode_prompt(talk, tokenizer, max_length=512) for talk in talks for _ in range(GROUP_SIZE)]
+    talks = [world().reset(seed=number)[0] for number in range(GROUPS)]
+    prompts = [
+        encode_prompt(talk, tokenizer, max_length=CONTEXT - config.new_tokens)
+        for talk in talks
+        for _ in range(GROUP_SIZE)
+    ]
     ids, mask = left_padded(prompts, pad_id(tokenizer), policy.device)
     limits = {"max_new_tokens": config.new_tokens, "pad_token_id": pad_id(tokenizer)}
     steps = iter(range(ENDLESS))
@@ -197,24 +221,37 @@ def weights(config: BenchmarkConfig, start: Path, out: Path) -> dict[str, float]
 
 
 def online_config(
-    config: BenchmarkConfig, start: Path, out: Path, name: str, **more: Any
+    config: BenchmarkConfig,
+    start: Path,
+    out: Path,
+    name: str,
+    world: type[OneReply] = OneReply,
+    **more: Any,
 ) -> online.OnlineConfig:
     """What a user would set for this; every round draws the replies in one batch, and makes one step, in the
     micro-batches that come by default."""
     settings = {"max_steps": ENDLESS, "eval_steps": 0, "num_iterations": 1, "num_mini_batches": 1} | more
     return online.OnlineConfig(
-        model_name_or_path=str(start), env="pipelines.benchmark.online:OneReply", method=METHODS[name],
+        model_name_or_path=str(start), env=f"{__name__}:{world.__name__}", method=METHODS[name],
         output_dir=str(out), groups=GROUPS, group_size=GROUP_SIZE, batch_size=GROUPS * GROUP_SIZE,
         max_new_tokens=config.new_tokens, seed=config.seed, learning_rate=1e-6,
         report_to="none", cpus_per_worker=config.threads, device="cpu", **settings,
     )  # fmt: skip
 
 
-def trainer_of(config: BenchmarkConfig, start: Path, out: Path, name: str, **more: Any) -> OnlineTrainer:
+def trainer_of(
+    config: BenchmarkConfig,
+    start: Path,
+    out: Path,
+    name: str,
+    world: type[OneReply] = OneReply,
+    **more: Any,
+) -> OnlineTrainer:
     """The loop, as the verb loads it; nothing is measured in the world."""
     out.mkdir(parents=True)
-    settings, world = online_config(config, start, out, name, **more), text_env(f"{__name__}:OneReply")
-    trainer = load_trainer(settings, out, world, world, device=torch.device("cpu"))
+    settings = online_config(config, start, out, name, world, **more)
+    played = text_env(settings.env)
+    trainer = load_trainer(settings, out, played, played, device=torch.device("cpu"))
     trainer.evaluate = None
     return trainer
 

@@ -77,6 +77,11 @@ class Batch:
     later_rewards: Tensor | None = None  # float32
     later_tokens: Tensor | None = None  # int64
     later_known: Tensor | None = None  # (B,) bool: the conversation ended with them, and all were rated
+    # Of rows that begin alike (data/beginnings.py), what is read once for all of them: so many tokens, of C
+    # rows (C,) int64, and which of these each row begins like (B,) int64
+    beginning: int = 0
+    begun: Tensor | None = None
+    begins_like: Tensor | None = None
     noise: Tensor | None = (
         None  # (B,) int64: seeds of each row's latents, the same for all nets that read this batch
     )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from rl_dialog.data.beginnings import shared_beginnings
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import (
@@ -154,6 +155,7 @@ class Conversations:
         said: list[list[int]] = [[] for _ in prompts]
         ids = torch.empty(len(prompts), 0, dtype=torch.int64)
         order, running = list(range(len(prompts))), len(prompts)  # whose row is in each slot; how many go on
+        self._begin(order, pieces)
         while running:
             seated = order[:running]
             logits = self._read(
@@ -173,6 +175,24 @@ class Conversations:
         self.keys = [self.keys[row] for row in order]
         self.held[: len(order)] = [self.held[row] for row in order]
         return said
+
+    def _begin(self, order: list[int], pieces: list[list[int]]) -> None:
+        """Reads what new conversations begin with alike once, in one row for all that have it. (A state goes
+        on from the end of a message only.)"""
+        new = [row for row in order if not self.held[row]]
+        pays = new and not self.policy.is_hierarchical
+        shared = shared_beginnings([pieces[row] for row in new]) if pays else None
+        if shared is None:
+            return
+        readers = [new[i] for i in shared.rows]
+        for slot, row in enumerate(readers):
+            self._exchange(order, slot, order.index(row))
+        self._read(readers, [pieces[row][: shared.length] for row in readers], None)
+        for row, which in zip(new, shared.of, strict=True):
+            if row != (reader := readers[which]):
+                self.slots.copy(order.index(reader), order.index(row), shared.length)
+                self.held[row] = list(self.held[reader])
+            pieces[row] = pieces[row][shared.length :]
 
     def _exchange(self, order: list[int], one: int, other: int) -> None:
         if one != other:

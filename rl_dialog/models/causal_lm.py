@@ -25,6 +25,7 @@ from transformers import (
     DynamicCache,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from rl_dialog.data.tokenize import require_hub_name_or_directory
@@ -267,3 +268,12 @@ def _name_of_cache(kind: type[nn.Module]) -> str:
 def keeps_states_only(cache: Cache) -> bool:
     """Whether no layer keeps keys and values: then nothing in the cache tells how many tokens it has read."""
     return bool(cache.layers) and all(cache.is_linear)
+
+
+def growing_cache(trunk: nn.Module) -> DynamicCache | None:
+    """A cache to read rows of one length into, which keeps all keys and values as they were computed; None
+    for models that keep something else."""
+    if is_hierarchical(trunk) or not getattr(trunk.config, "use_cache", True):
+        return None
+    cache = DynamicCache(config=trunk.config)
+    return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None

@@ -30,7 +30,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import Method
 from rl_dialog.methods.method import Bound, Outputs, Regularisation
 from rl_dialog.methods.scores import Linear
-from rl_dialog.models.causal_lm import OutputLayer, keeps_states_only, run_trunk
+from rl_dialog.models.causal_lm import OutputLayer, growing_cache, keeps_states_only, run_trunk
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.hierarchical import is_hierarchical, with_state
@@ -514,7 +514,24 @@ def said(trunk: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
             replies = Replies(batch.states[batch.reply_starts], batch.reply_noise, batch.latents)
             hidden, *drawn = trunk.said(batch.input_ids, batch.attention_mask, replies)
             return hidden.flatten(0, 1), *drawn
+    if batch.begun is not None and (cache := growing_cache(trunk)):
+        return (_read_once(trunk, batch, cache).flatten(0, 1),)
     return (run_trunk(trunk, batch.input_ids, use_cache=False, **own)[0].flatten(0, 1),)
+
+
+def _read_once(trunk: nn.Module, batch: Batch, cache: DynamicCache) -> Tensor:
+    """(B, T, H): what rows begin with alike is read once, into the cache that all of them go on from.
+    Gradients flow through it."""
+    length, (rows, width) = batch.beginning, batch.input_ids.shape
+    positions = torch.arange(width, device=batch.input_ids.device)[None]
+    inputs = {"use_cache": True, "position_ids": positions[:, :length]}
+    begun, cache = run_trunk(trunk, batch.input_ids[batch.begun, :length], cache, **inputs)
+    if cache is None:  # an architecture that cannot go on from what it has read
+        return run_trunk(trunk, batch.input_ids, use_cache=False)[0]
+    cache.reorder_cache(batch.begins_like)
+    inputs["position_ids"] = positions[:, length:].expand(rows, -1)
+    rest, _ = run_trunk(trunk, batch.input_ids[:, length:], cache, **inputs)
+    return torch.cat([begun[batch.begins_like], rest], 1)
 
 
 def running_means(hidden: Tensor) -> Tensor:

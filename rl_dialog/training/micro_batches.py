@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-PADDING = 512  # tokens of padding in a micro-batch that are cheaper than one more pass through the model
+from rl_dialog.data.beginnings import PASS
 
 
 def epoch_order(count: int, batch_size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
@@ -23,7 +23,7 @@ def like_lengths(rows: Sequence[int], lengths: Mapping[int, int], size: int) -> 
     start, real = 0, 0
     for end, row in enumerate(rows):
         padding = lengths[row] * (end - start) - real
-        if end > start and (end - start == size or (padding > PADDING and padding > real / 4)):
+        if end > start and (end - start == size or (padding > PASS and padding > real / 4)):
             yield rows[start:end]
             start, real = end, 0
         real += lengths[row]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rl_dialog.data import beginnings
 from rl_dialog.evaluation.conversations import Conversations, can_keep
 from rl_dialog.evaluation.generation import Decoding, recorded_replies
 from rl_dialog.methods import BC
@@ -22,8 +23,12 @@ def ending(make_policy, tokenizer):
     return policy
 
 
-def test_replies_of_many_lengths_are_those_of_one_prompt_at_a_time(ending, tokenizer) -> None:  # noqa: ANN001
+@pytest.mark.parametrize("cost", [beginnings.PASS, 0], ids=["each alone", "beginnings once"])
+def test_replies_of_many_lengths_are_those_of_one_prompt_at_a_time(
+    ending, tokenizer, monkeypatch, cost: int
+) -> None:  # noqa: ANN001
     """Over three turns, after the first of which some conversations are over and others begin."""
+    monkeypatch.setattr(beginnings, "PASS", cost)
     decoding = Decoding(max_new_tokens=12)
     assert can_keep(ending, decoding)
     running = Conversations(ending, tokenizer, decoding, rows=8)
@@ -54,3 +59,27 @@ def test_what_has_been_said_is_not_read_beside_what_goes_on(ending, tokenizer) -
     running = Conversations(ending, tokenizer, Decoding(max_new_tokens=12), rows=8)
     found = running.recorded({key: [{"role": "user", "content": "hello"}] for key in range(8)}, range(8))
     assert sum(rows) == sum(len(reply.spoken.ids) for reply in found) < 8 * 12
+
+
+def test_what_conversations_begin_with_alike_is_read_once(ending, tokenizer, monkeypatch) -> None:  # noqa: ANN001
+    """Two prompts of four conversations each, whose keys lie in the way of each other; in the next turn there
+    is nothing to read once."""
+    monkeypatch.setattr(beginnings, "PASS", 0)
+    read, real = ending.read, []
+    ending.read = lambda *args, **more: real.append(int(more["real"].sum())) or read(*args, **more)
+    running = Conversations(ending, tokenizer, Decoding(max_new_tokens=12), rows=8)
+    talks = {
+        key: [{"role": "user", "content": f"hello {'there' if key % 2 else 'hello'}"}] for key in range(8)
+    }
+    found = running.recorded(talks, range(8))
+    prompts = {reply.spoken.prompt for reply in found}
+    alike = min(map(len, prompts)) - 1  # of the shorter prompt all but the last token
+    assert len(prompts) == 2 and real[0] == 2 * alike
+    left = sum(len(reply.spoken.prompt) - alike + len(reply.spoken.ids) - 1 for reply in found)
+    assert sum(real[1:]) == left
+    assert [reply.spoken.ids for reply in found] == [
+        reply.spoken.ids
+        for reply in recorded_replies(
+            ending, tokenizer, list(talks.values()), Decoding(max_new_tokens=12), seeds=list(range(8))
+        )
+    ]

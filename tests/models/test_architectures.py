@@ -2,6 +2,7 @@
 What one cannot do it refuses, with its name and the reason; rl_dialog/models/README.md has the table."""
 
 import queue
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rl_dialog import models
+from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import encode_prompt, tokenize
 from rl_dialog.errors import UserError
@@ -75,6 +78,7 @@ SIZES = {  # what each architecture needs besides COMMON
     "qwen3_5_text": HEADS | LINEAR,
     "cohere": {"logit_scale": 0.25},
 }
+KEEPS_LESS = {"gemma3_text", "mistral", "gpt_oss", "gemma2", "gemma3", "mamba", "qwen3_5_text"}
 REFUSED = {  # (architecture, verb): why
     ("bloom", "serve"): "bloom: cannot be served, its attention needs more than positions and a mask",
     ("mamba", "serve"): f"mamba: expected layers that attend to the conversation.*{STATES}",
@@ -205,6 +209,39 @@ def logits(lm):
 
 
 VERBS = {"evaluate": evaluates, "generate": generates, "chat": chats, "serve": serves}
+
+
+def test_what_rows_begin_with_alike_is_read_once(model, tokenizer, monkeypatch):
+    """Losses and gradients are those of reading all rows; a model that keeps something else than the keys and
+    values of all tokens reads all rows."""
+    kind, folder = model
+    config = ModelConfig(model_name_or_path=str(folder))
+    policy = Policy(load_lm(config, tokenizer), BC(), config).eval()
+    batch = collate([row for dialog in dialogs() for row in tokenize(dialog, tokenizer, max_length=200)])
+    rows, width = batch.input_ids.shape
+    batch.input_ids[:, 1] = torch.arange(rows) % 2  # two beginnings of three tokens
+    batch.beginning, batch.begun, batch.begins_like = 3, torch.tensor([0, 1]), torch.arange(rows) % 2
+    passes, run = [], models.policy.run_trunk
+    monkeypatch.setattr(
+        models.policy,
+        "run_trunk",
+        lambda trunk, ids, *a, **k: passes.append(ids.shape) or run(trunk, ids, *a, **k),
+    )
+    found = []
+    for each in (batch, replace(batch, begun=None)):
+        policy.zero_grad()
+        total, nll = policy.outputs(each).lm.nll(batch.actions)
+        total.backward()
+        found.append(
+            {name: value.grad for name, value in policy.named_parameters() if value.grad is not None}
+        )
+        found[-1]["nll"] = nll.detach()
+    once, whole = found
+    size = max(float(value.abs().max()) for value in whole.values())
+    for name, value in whole.items():
+        torch.testing.assert_close(once[name], value, rtol=1e-3, atol=1e-5 * size, msg=f"{kind} {name}")
+    in_parts = [] if kind in KEEPS_LESS else [(2, 3), (rows, width - 3)]
+    assert passes == [*(in_parts or [(rows, width)]), (rows, width)]
 
 
 @pytest.mark.parametrize("method", [BC(), ILQL()], ids=["bc", "ilql"])

@@ -38,7 +38,7 @@ from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.learned_rows import spread_of_returns
 from rl_dialog.training.loop import Trainer, TrainerConfig
-from rl_dialog.training.micro_batches import PADDING, epoch_order, like_lengths
+from rl_dialog.training.micro_batches import PASS, epoch_order, like_lengths
 from rl_dialog.training.optim import learning_rate_at
 from tests.ports import free_port
 
@@ -613,7 +613,7 @@ def test_micro_batches_are_cut_where_padding_costs_more_than_a_pass() -> None:
             assert [i for part in parts for i in part] == list(range(64)) and max(map(len, parts)) <= size
             if size > 1:
                 padded = sum(lengths[part[-1]] * len(part) for part in parts)
-                assert padded <= 1.25 * sum(lengths.values()) + len(parts) * (PADDING + top)
+                assert padded <= 1.25 * sum(lengths.values()) + len(parts) * (PASS + top)
     assert len(list(like_lengths(range(64), dict.fromkeys(range(64), 9), 64))) == 1
 
 

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from rl_dialog.data import beginnings
 from rl_dialog.data.rollout import Rollout, Spoken, rollout_rows
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.methods import GRPO, ONLINE, PPO, RLOO, Method, Reinforce
+from rl_dialog.models import policy as policy_module
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.training.online import OnlineSettings, OnlineTrainer
@@ -108,11 +110,31 @@ def test_one_update_whatever_the_micro_batches_and_the_order(make_trainer, metho
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
+@pytest.mark.parametrize("trunk", ["shared", "separate"])
+def test_one_update_however_often_beginnings_are_read(make_trainer, method, trunk, monkeypatch) -> None:  # noqa: ANN001
+    """What episodes begin with alike is read once for all of them, by the policy, its values and the
+    prior."""
+    if trunk == "separate" and not method.heads.v:
+        pytest.skip("no values, no trunk of theirs")
+    rollouts, read, run = episodes(), [], policy_module.run_trunk
+    monkeypatch.setattr(
+        policy_module,
+        "run_trunk",
+        lambda trunk, ids, *a, **k: read.append(ids.numel()) or run(trunk, ids, *a, **k),
+    )
+    whole, every = learned(make_trainer(method, None, trunk=trunk), rollouts), sum(read)
+    read.clear()
+    monkeypatch.setattr(beginnings, "PASS", 0)
+    same(whole, learned(make_trainer(method, None, trunk=trunk), rollouts))
+    assert sum(read) < every
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_one_update_whatever_the_length_of_others(make_trainer, method: Method, monkeypatch) -> None:  # noqa: ANN001
     """An episode that ends in many words of the world makes others' rows longer, and changes nothing; nor
     does the id of the padding."""
     rollouts = episodes()
-    monkeypatch.setattr("rl_dialog.training.micro_batches.PADDING", 10**9)  # all in one micro-batch
+    monkeypatch.setattr("rl_dialog.training.micro_batches.PASS", 10**9)  # all in one micro-batch
     whole = learned(make_trainer(method, None), rollouts)
     row = rollouts[0].rows[-1]
     tail = np.full(40, 9, np.int32)

@@ -29,7 +29,8 @@ def test_every_turn_is_a_round_and_ours_is_measured_alone_without_trl(tmp_path):
     out = tmp_path / "online"
     found = main(config(out, overlap_runs=0))
     report = json.loads((out / "benchmark.json").read_text())
-    kinds = {"replies of 4 tokens": out, "replies of up to 4 tokens": out / "ending"}
+    up_to = "replies of up to 4 tokens"
+    kinds = {"replies of 4 tokens": "equal", up_to: "ending", f"{up_to} to long prompts": "long"}
     assert list(report["figures"]) == [
         name
         for kind in kinds
@@ -39,13 +40,13 @@ def test_every_turn_is_a_round_and_ours_is_measured_alone_without_trl(tmp_path):
         assert list(report["figures"][f"playing, {kind}"]) == ["plain", "a round's playing"]
         assert set(found["ratios"][f"playing, {kind}"]) == {"a round's playing"}
         for name in METHODS:
-            logs = sorted((place / name / "rollouts").iterdir())
+            logs = sorted((out / place / name / "rollouts").iterdir())
             lines = [json.loads(line) for path in logs for line in path.open()]
             assert len(logs) == 3 and len(lines) == 3 * 64
-            assert {line["messages"][0]["content"] for line in lines} <= set(online.PROMPTS)
+            assert {line["messages"][0]["content"] for line in lines} <= set(online.KINDS[place][1].prompts)
             share = report[f"tokens_of_a_round, {name}, {kind}"]["rl_dialog"] / (64 * 4)
             # A random model ends few replies; with a chance of 1/2 a reply has 15/8 of 4 tokens on average.
-            assert 0.9 < share <= 1 if place == out else 0.4 < share < 0.55
+            assert 0.9 < share <= 1 if place == "equal" else 0.4 < share < 0.55
 
 
 def test_what_a_round_raises_comes_out_of_its_turn(tmp_path):
@@ -92,7 +93,8 @@ def test_trl_takes_its_steps_in_turn(tmp_path):
     out = tmp_path / "online"
     main(config(out, overlap_runs=0, trl_python=os.environ["RL_DIALOG_TRL_PYTHON"]))
     report = json.loads((out / "benchmark.json").read_text())
-    for kind in ("replies of 4 tokens", "replies of up to 4 tokens"):
+    up_to = "replies of up to 4 tokens"
+    for kind in ("replies of 4 tokens", up_to, f"{up_to} to long prompts"):
         figures = report["figures"][f"rloo, {kind}; plain: TRL"]
         assert figures["plain"]["per_second"] > 0 and figures["rl_dialog rloo"]["ratio"] > 0
         tokens = report[f"tokens_of_a_round, rloo, {kind}"]
