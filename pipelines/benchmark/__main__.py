@@ -121,9 +121,11 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
 
 
 def _check(config: BenchmarkConfig) -> None:
-    if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.length < 2 * config.user_block:
+    room = config.length - max(config.system_prompt, 0)
+    if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or room < 2 * config.user_block:
         sizes = (
-            "rounds and threads of at least 1, warmup of at least 0, and a length of at least two user blocks"
+            "rounds and threads of at least 1, warmup of at least 0, and a length of at least two user "
+            "blocks behind the system prompt"
         )
         raise UserError(f"expected {sizes}")
     if unknown := [name for name in config.contenders if name not in CONTENDERS]:

@@ -71,6 +71,8 @@ class BenchmarkConfig(Output):
     """train: tokens of a row"""
     user_block: int = 16
     """train: in the second setting, user and assistant alternate in blocks of so many tokens"""
+    system_prompt: int = 64
+    """train: in the third setting, the tokens that all rows begin with"""
     batch_sizes: tuple[int, ...] = (1, 16)
     """generate: rows of a batch, one setting each"""
     prompt: int = 32

@@ -23,13 +23,19 @@ from rl_dialog.training.optim import make_optimizer
 
 
 def measure(config: BenchmarkConfig) -> Result:
-    """Tokens of a step and its seconds, in two settings."""
+    """Tokens of a step and its seconds, in three settings."""
     measured: Measured = {}
-    for setting, block in (
-        ("every token a decision", 0),
-        (f"half of the tokens the user's, blocks of {config.user_block}", config.user_block),
+    half = f"half of the tokens the user's, blocks of {config.user_block}"
+    for setting, block, prompt in (
+        ("every token a decision", 0, 0),
+        (half, config.user_block, 0),
+        (
+            f"{half}, behind a system prompt of {config.system_prompt}",
+            config.user_block,
+            config.system_prompt,
+        ),
     ):
-        batch = make_batch(config, block)
+        batch = make_batch(config, block, prompt)
         contenders = {"plain": plain_training(config, batch)} | {
             name: our_training(config, name, batch) for name in config.contenders
         }
@@ -86,18 +92,22 @@ def _step(model: nn.Module, loss: Callable[[], Tensor], alpha: float = 0.0) -> C
     return step
 
 
-def make_batch(config: BenchmarkConfig, user_block: int) -> Batch:
+def make_batch(config: BenchmarkConfig, user_block: int, system_prompt: int = 0) -> Batch:
     """Random tokens.
 
-    Without a `user_block` the assistant writes all but the first, otherwise every second block.
+    Without a `user_block` the assistant writes all but the first, otherwise every second block; nothing of
+    the first `system_prompt` tokens, which all rows have.
     """
     generator = np.random.default_rng(config.seed)
     t = np.arange(config.length)
     assistant = t > 0 if not user_block else t // user_block % 2 == 1
+    assistant &= t >= system_prompt
+    said_to_all = generator.integers(config.vocabulary, size=system_prompt, dtype=np.int32)
     ends = np.flatnonzero(assistant & ~np.append(assistant[1:], False)).astype(np.int32)
     rows = []
     for _ in range(config.batch_size):
         ids = generator.integers(config.vocabulary, size=config.length, dtype=np.int32)
+        ids[:system_prompt] = said_to_all
         rows.append(
             Row(ids, assistant, ends, generator.normal(size=len(ends)).astype(np.float32), truncated=False)
         )

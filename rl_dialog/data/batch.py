@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_dialog.data.beginnings import shared_beginnings
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 
@@ -179,6 +180,9 @@ def collate(
         batch.taught_at, batch.emotions, batch.embeddings = _taught(rows, batch.input_ids.shape[1])
     if spread == "reply_end":
         batch.later_rewards, batch.later_tokens, batch.later_known = _later(rows)
+    if shared := shared_beginnings([row.input_ids for row in rows]):
+        batch.beginning = shared.length
+        batch.begun, batch.begins_like = torch.from_numpy(shared.rows), torch.from_numpy(shared.of)
     return batch
 
 

@@ -270,6 +270,12 @@ def keeps_states_only(cache: Cache) -> bool:
     return bool(cache.layers) and all(cache.is_linear)
 
 
+def drops(model: nn.Module) -> bool:
+    """Whether training hides anything at random: dropout of layers, or of attention."""
+    of_attention = getattr(model.config, "attention_dropout", None) or 0.0
+    return bool(of_attention) or any(m.p for m in model.modules() if isinstance(m, nn.Dropout))
+
+
 def growing_cache(trunk: nn.Module) -> DynamicCache | None:
     """A cache to read rows of one length into, which keeps all keys and values as they were computed; None
     for models that keep something else."""

@@ -30,7 +30,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import Method
 from rl_dialog.methods.method import Bound, Outputs, Regularisation
 from rl_dialog.methods.scores import Linear
-from rl_dialog.models.causal_lm import OutputLayer, growing_cache, keeps_states_only, run_trunk
+from rl_dialog.models.causal_lm import OutputLayer, drops, growing_cache, keeps_states_only, run_trunk
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.hierarchical import is_hierarchical, with_state
@@ -367,10 +367,7 @@ class Policy(PreTrainedModel, GenerationMixin):
     def start_training(self) -> Policy:
         """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises
         UserError for passes that would be equal."""
-        dropped = [m.p for m in self.lm.modules() if isinstance(m, nn.Dropout)] + [
-            getattr(self.lm.config, "attention_dropout", None) or 0.0
-        ]
-        if self.method.target_passes > 1 and not any(dropped):
+        if self.method.target_passes > 1 and not drops(self.lm):
             raise UserError(
                 f"target_passes {self.method.target_passes}: expected a language model with dropout, found "
                 "none, so all passes would be the same; start from a new model with --model.dropout 0.1, or "
@@ -514,7 +511,9 @@ def said(trunk: nn.Module, batch: Batch) -> tuple[Tensor, ...]:
             replies = Replies(batch.states[batch.reply_starts], batch.reply_noise, batch.latents)
             hidden, *drawn = trunk.said(batch.input_ids, batch.attention_mask, replies)
             return hidden.flatten(0, 1), *drawn
-    if batch.begun is not None and (cache := growing_cache(trunk)):
+    # Each row has a dropout of its own.
+    alone = batch.begun is None or (trunk.training and drops(trunk))
+    if not alone and (cache := growing_cache(trunk)):
         return (_read_once(trunk, batch, cache).flatten(0, 1),)
     return (run_trunk(trunk, batch.input_ids, use_cache=False, **own)[0].flatten(0, 1),)
 

@@ -27,7 +27,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_dialog.data.batch import Batch, collate
-from rl_dialog.data.beginnings import shared_beginnings
 from rl_dialog.data.files import write_json, write_text_atomically
 from rl_dialog.data.rollout import Rollout
 from rl_dialog.data.tokenize import Row
@@ -376,7 +375,7 @@ class OnlineTrainer(Trainer):
         method = self.policy.method
         parts = list(_micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size))
         for indices in self._mine(parts):
-            batch = _collated([rows[i] for i in indices]).to(self.device)
+            batch = collate([rows[i] for i in indices]).to(self.device)
             with self._autocast():
                 if drawn is None:
                     out = self.objective.outputs(batch)
@@ -500,7 +499,7 @@ class OnlineTrainer(Trainer):
         size = self.config.per_device_train_batch_size
         for indices in _micro_batches(rows, range(len(rows)), size):
             chosen = [samples[i] for i in indices]
-            batch = _collated([sample.row for sample in chosen], self.tokenizer.pad_token_id or 0)
+            batch = collate([sample.row for sample in chosen], pad_id=self.tokenizer.pad_token_id or 0)
             for name in Sample.__dataclass_fields__.keys() - {"row"}:
                 values = [getattr(sample, name) for sample in chosen]
                 if values[0] is not None:
@@ -622,15 +621,6 @@ def _with_latents(samples: Sequence[Sample], said: Sequence[Said], advantages: n
         )
         for sample, own, part in zip(samples, said, parts, strict=True)
     ]
-
-
-def _collated(rows: Sequence[Row], pad_id: int = 0) -> Batch:
-    """The rows as a batch; what several episodes begin with is read once."""
-    batch = collate(rows, pad_id=pad_id)
-    if shared := shared_beginnings([row.input_ids for row in rows]):
-        batch.beginning = shared.length
-        batch.begun, batch.begins_like = torch.from_numpy(shared.rows), torch.from_numpy(shared.of)
-    return batch
 
 
 def _micro_batches(rows: Sequence[Row], indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -23,10 +23,12 @@ from transformers import (
     TextStreamer,
 )
 
+from rl_dialog.data import beginnings
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.methods.scores import Dense
+from rl_dialog.models import policy as policy_module
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
 from rl_dialog.models.heads import ValueHeads
 from rl_dialog.models.language_model import ModelConfig, load_lm
@@ -1072,3 +1074,38 @@ def test_target_passes_differ_by_dropout_and_are_refused_without(make_policy, ma
         match="target_passes 3: expected a language model with dropout, found none.*--model.dropout 0.1",
     ):
         make_policy(WayOffPolicy(target_passes=3)).start_training()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("trunk, target", [("shared", "shared"), ("separate", "separate")])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_what_rows_begin_with_alike_is_read_once_but_under_dropout(
+    make_policy, make_row, monkeypatch, family, trunk, target, dropout
+):
+    """Losses and gradients of a method with words and values, in training as the loop takes them."""
+    rows = [make_row([3, 70, 71, 72, 73, 4, 80 + k, 81, 1], [(6, 8, float(k))]) for k in range(4)]
+    policy = make_policy(ILQL(), family, trunk=trunk, target=target, dropout=dropout)
+    read, run = [], policy_module.run_trunk
+    monkeypatch.setattr(
+        policy_module, "run_trunk", lambda of, ids, *a, **k: read.append(ids.shape) or run(of, ids, *a, **k)
+    )
+    found, whole = [], (4, 9)
+    for cost in (0, beginnings.PASS):
+        monkeypatch.setattr(beginnings, "PASS", cost)
+        batch = collate(rows)
+        policy.zero_grad()
+        loss = policy.method.loss(policy.outputs(batch), batch)
+        loss.total.backward()
+        grads = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+        found.append((loss.total.detach(), grads))
+    trunks = 1 if trunk == "shared" else 3
+    assert read == [shape for _ in range(trunks) for shape in ((1, 6), (4, 3))] + [whole] * trunks
+    (total, grads), (expected, wanted) = found
+    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
+    size = max(float(grad.abs().max()) for grad in wanted.values())
+    for name, grad in wanted.items():
+        torch.testing.assert_close(grads[name], grad, rtol=1e-3, atol=1e-5 * size, msg=name)
+    read.clear()
+    monkeypatch.setattr(beginnings, "PASS", 0)
+    policy.train().outputs(collate(rows))
+    assert (whole in read) == bool(dropout)

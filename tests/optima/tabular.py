@@ -63,6 +63,7 @@ class Walk(nn.Module):
 
     def __init__(self, config: TabularConfig) -> None:
         super().__init__()
+        self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.states).requires_grad_(False)
 
     def forward(self, input_ids: Tensor, **_: object) -> BaseModelOutputWithPast:

@@ -29,14 +29,23 @@ TINY = {
     "vocabulary": 64,
     "rank": 4,
 }
-TINY |= {"batch_size": 2, "length": 16, "user_block": 4, "prompt": 4, "new_tokens": 3, "top_k": 5}
+TINY |= {
+    "batch_size": 2,
+    "length": 16,
+    "user_block": 4,
+    "system_prompt": 4,
+    "prompt": 4,
+    "new_tokens": 3,
+    "top_k": 5,
+}
 FLAGS = [part for name, value in TINY.items() for part in (f"--{name}", str(value))] + [
     "--batch_sizes",
     "1",
     "2",
 ]
+HALF = "half of the tokens the user's, blocks of 4"
 SETTINGS = {
-    "train": ["every token a decision", "half of the tokens the user's, blocks of 4"],
+    "train": ["every token a decision", HALF, f"{HALF}, behind a system prompt of 4"],
     "generate": ["batch 1", "batch 2"],
 }
 OURS = {"train": set(CONTENDERS), "generate": set(GUIDED)}
@@ -169,6 +178,9 @@ def test_the_batches():
         13,
         14,
     ]  # position t decides token t + 1
+    behind = make_batch(config, 4, system_prompt=5)
+    assert behind.act[0].nonzero().squeeze(1).tolist() == [4, 5, 6, 11, 12, 13, 14]
+    assert torch.equal(behind.input_ids[0, :5], behind.input_ids[1, :5])
 
 
 def test_a_ratio_is_taken_within_each_round():
