@@ -155,7 +155,7 @@ class Conversations:
         said: list[list[int]] = [[] for _ in prompts]
         ids = torch.empty(len(prompts), 0, dtype=torch.int64)
         order, running = list(range(len(prompts))), len(prompts)  # whose row is in each slot; how many go on
-        self._begin(order, pieces)
+        self._begin(order, prompts, pieces)
         while running:
             seated = order[:running]
             logits = self._read(
@@ -176,23 +176,28 @@ class Conversations:
         self.held[: len(order)] = [self.held[row] for row in order]
         return said
 
-    def _begin(self, order: list[int], pieces: list[list[int]]) -> None:
-        """Reads what new conversations begin with alike once, in one row for all that have it. (A state goes
-        on from the end of a message only.)"""
-        new = [row for row in order if not self.held[row]]
+    def _begin(self, order: list[int], prompts: list[list[int]], pieces: list[list[int]]) -> None:
+        """Reads what new conversations begin with alike once, in one row for all that have it, where this
+        saves more than what their rows still hold of others. (A state goes on from the end of a message
+        only.)"""
+        new = [row for row in order if 2 * len(self.held[row]) < len(prompts[row])]
         pays = new and not self.policy.is_hierarchical
-        shared = shared_beginnings([pieces[row] for row in new]) if pays else None
+        shared = shared_beginnings([prompts[row] for row in new]) if pays else None
         if shared is None:
+            return
+        held = sum(len(self.held[row]) for row in new)
+        if held >= shared.length * (len(new) - len(shared.rows)):
             return
         readers = [new[i] for i in shared.rows]
         for slot, row in enumerate(readers):
             self._exchange(order, slot, order.index(row))
-        self._read(readers, [pieces[row][: shared.length] for row in readers], None)
+            self.held[row] = []
+        self._read(readers, [prompts[row][: shared.length] for row in readers], None)
         for row, which in zip(new, shared.of, strict=True):
             if row != (reader := readers[which]):
                 self.slots.copy(order.index(reader), order.index(row), shared.length)
                 self.held[row] = list(self.held[reader])
-            pieces[row] = pieces[row][shared.length :]
+            pieces[row] = prompts[row][shared.length :]
 
     def _exchange(self, order: list[int], one: int, other: int) -> None:
         if one != other:

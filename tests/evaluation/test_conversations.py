@@ -62,8 +62,8 @@ def test_what_has_been_said_is_not_read_beside_what_goes_on(ending, tokenizer) -
 
 
 def test_what_conversations_begin_with_alike_is_read_once(ending, tokenizer, monkeypatch) -> None:  # noqa: ANN001
-    """Two prompts of four conversations each, whose keys lie in the way of each other; in the next turn there
-    is nothing to read once."""
+    """Two prompts of four conversations each, whose keys lie in the way of each other, and so again when
+    others take their rows, which still hold how those began."""
     monkeypatch.setattr(beginnings, "PASS", 0)
     read, real = ending.read, []
     ending.read = lambda *args, **more: real.append(int(more["real"].sum())) or read(*args, **more)
@@ -71,15 +71,16 @@ def test_what_conversations_begin_with_alike_is_read_once(ending, tokenizer, mon
     talks = {
         key: [{"role": "user", "content": f"hello {'there' if key % 2 else 'hello'}"}] for key in range(8)
     }
-    found = running.recorded(talks, range(8))
-    prompts = {reply.spoken.prompt for reply in found}
-    alike = min(map(len, prompts)) - 1  # of the shorter prompt all but the last token
-    assert len(prompts) == 2 and real[0] == 2 * alike
-    left = sum(len(reply.spoken.prompt) - alike + len(reply.spoken.ids) - 1 for reply in found)
-    assert sum(real[1:]) == left
-    assert [reply.spoken.ids for reply in found] == [
-        reply.spoken.ids
-        for reply in recorded_replies(
-            ending, tokenizer, list(talks.values()), Decoding(max_new_tokens=12), seeds=list(range(8))
+    for first in (0, 8):
+        real.clear()
+        found = running.recorded({first + key: talk for key, talk in talks.items()}, range(first, first + 8))
+        prompts = {reply.spoken.prompt for reply in found}
+        alike = min(map(len, prompts)) - 1  # of the shorter prompt all but the last token
+        assert len(prompts) == 2 and real[0] == 2 * alike
+        left = sum(len(reply.spoken.prompt) - alike + len(reply.spoken.ids) - 1 for reply in found)
+        assert sum(real[1:]) == left
+        expected = recorded_replies(
+            ending, tokenizer, list(talks.values()), running.decoding, seeds=list(range(first, first + 8))
         )
-    ]
+        assert [reply.spoken.ids for reply in found] == [reply.spoken.ids for reply in expected]
+        talks = {key: [{"role": "user", "content": f"good day {key // 4}"}] for key in range(8)}
