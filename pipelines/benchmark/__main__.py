@@ -121,13 +121,14 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
 
 
 def _check(config: BenchmarkConfig) -> None:
-    room = config.length - max(config.system_prompt, 0)
-    if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or room < 2 * config.user_block:
-        sizes = (
-            "rounds and threads of at least 1, warmup of at least 0, and a length of at least two user "
-            "blocks behind the system prompt"
-        )
+    if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.system_prompt < 0:
+        sizes = "rounds and threads of at least 1, warmup and system_prompt of at least 0"
         raise UserError(f"expected {sizes}")
+    if config.length < (least := config.system_prompt + 2 * config.user_block):
+        raise UserError(
+            f"--length {config.length}: expected at least system_prompt + 2 user_block = {least}, so that "
+            "the assistant has a block behind the system prompt"
+        )
     if unknown := [name for name in config.contenders if name not in CONTENDERS]:
         raise UserError(
             f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}"

@@ -1,4 +1,5 @@
-"""Learning: policies as RLlib's modules, and the connectors and learners that update them.
+"""Learning of control and task policies (that of language models is in `online.py`): policies as RLlib's
+modules, and the connectors and learners that update them.
 
     episodes -> LearnedRewards (where a reward is learned) -> TrainingBatch: one batch with advantages
              -> loss -> optimizers

@@ -78,11 +78,10 @@ class Batch:
     later_rewards: Tensor | None = None  # float32
     later_tokens: Tensor | None = None  # int64
     later_known: Tensor | None = None  # (B,) bool: the conversation ended with them, and all were rated
-    # Of rows that begin alike (data/beginnings.py), what is read once for all of them: so many tokens, of C
-    # rows (C,) int64, and which of these each row begins like (B,) int64
-    beginning: int = 0
-    begun: Tensor | None = None
-    begins_like: Tensor | None = None
+    # What rows begin with alike and is read once for all of them (data/beginnings.py), where that pays:
+    beginning: int = 0  # its length in tokens
+    begun: Tensor | None = None  # (C,) int64: a row with each of the C beginnings
+    begins_like: Tensor | None = None  # (B,) int64 into `begun`: which of them each row has
     noise: Tensor | None = (
         None  # (B,) int64: seeds of each row's latents, the same for all nets that read this batch
     )
@@ -180,7 +179,7 @@ def collate(
         batch.taught_at, batch.emotions, batch.embeddings = _taught(rows, batch.input_ids.shape[1])
     if spread == "reply_end":
         batch.later_rewards, batch.later_tokens, batch.later_known = _later(rows)
-    if shared := shared_beginnings([row.input_ids for row in rows]):
+    if shared := shared_beginnings(batch.input_ids.numpy()):
         batch.beginning = shared.length
         batch.begun, batch.begins_like = torch.from_numpy(shared.rows), torch.from_numpy(shared.of)
     return batch

@@ -3,12 +3,11 @@ with is read once for all of them, where that saves more than one more pass thro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-PASS = 512  # tokens that a model reads while one more pass through it costs what passes cost
+PASS = 512  # tokens that cost about as much as one more pass through a model (measured on a CPU)
 
 
 class Beginnings(NamedTuple):
@@ -19,20 +18,19 @@ class Beginnings(NamedTuple):
     of: np.ndarray  # (B,) int64: which of them each row has
 
 
-def shared_beginnings(rows: Sequence[Sequence[int]]) -> Beginnings | None:
-    """The beginnings by which most tokens are saved, shorter than any row; None where too few are."""
-    longest = min(map(len, rows)) - 1
-    if (len(rows) - 1) * longest <= PASS:
+def shared_beginnings(ids: np.ndarray) -> Beginnings | None:
+    """The beginnings by which most tokens are saved of rows (B, T), padded on the right; shorter than T. None
+    where too few are. A row that is shorter than they are shares its beginning with its equals only."""
+    rows, longest = ids.shape[0], ids.shape[1] - 1
+    order = np.array(sorted(range(rows), key=lambda i: ids[i].tobytes()))
+    differs = ids[order[1:], :longest] != ids[order[:-1], :longest]
+    alike = np.where(differs.any(1), differs.argmax(1), longest)  # what neighbours have in common
+    falling = np.sort(alike)[::-1]
+    saved = falling * np.arange(1, rows)
+    if not saved.size or saved.max() <= PASS:
         return None
-    ids = np.array([row[:longest] for row in rows])
-    order = np.array(sorted(range(len(rows)), key=lambda i: ids[i].tobytes()))
-    differs = ids[order[1:]] != ids[order[:-1]]  # neighbours have the longest beginnings in common
-    alike = np.where(differs.any(1), differs.argmax(1), longest)
-    saved = np.sort(alike)[::-1] * np.arange(1, len(rows))
-    if saved.max() <= PASS:
-        return None
-    length = int(np.sort(alike)[::-1][saved.argmax()])
+    length = int(falling[saved.argmax()])
     new = np.append(True, alike < length)
-    of = np.empty(len(rows), np.int64)
+    of = np.empty(rows, np.int64)
     of[order] = new.cumsum() - 1
     return Beginnings(length, order[new], of)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
@@ -181,23 +182,26 @@ class Conversations:
         saves more than what their rows still hold of others. (A state goes on from the end of a message
         only.)"""
         new = [row for row in order if 2 * len(self.held[row]) < len(prompts[row])]
-        pays = new and not self.policy.is_hierarchical
-        shared = shared_beginnings([prompts[row] for row in new]) if pays else None
-        if shared is None:
+        if len(new) < 2 or self.policy.is_hierarchical:
             return
+        shared = shared_beginnings(_padded([prompts[row] for row in new]))
         held = sum(len(self.held[row]) for row in new)
-        if held >= shared.length * (len(new) - len(shared.rows)):
+        if shared is None or held >= shared.length * (len(new) - len(shared.rows)):
             return
         readers = [new[i] for i in shared.rows]
         for slot, row in enumerate(readers):
             self._exchange(order, slot, order.index(row))
             self.held[row] = []
-        self._read(readers, [prompts[row][: shared.length] for row in readers], None)
-        for row, which in zip(new, shared.of, strict=True):
-            if row != (reader := readers[which]):
-                self.slots.copy(order.index(reader), order.index(row), shared.length)
-                self.held[row] = list(self.held[reader])
-            pieces[row] = prompts[row][shared.length :]
+        self._read(readers, [prompts[row][:-1][: shared.length] for row in readers], None)
+        place = {row: slot for slot, row in enumerate(order)}
+        followers = {row: readers[i] for row, i in zip(new, shared.of, strict=True) if row != readers[i]}
+        self.slots.copy(
+            [place[reader] for reader in followers.values()], [place[row] for row in followers], shared.length
+        )
+        for row, reader in followers.items():
+            self.held[row] = list(self.held[reader])
+        for row in new:
+            pieces[row] = prompts[row][len(self.held[row]) :]
 
     def _exchange(self, order: list[int], one: int, other: int) -> None:
         if one != other:
@@ -225,6 +229,14 @@ class Conversations:
         for row, piece in zip(rows, pieces, strict=True):
             self.held[row] += piece
         return self.policy.method.decode(out)
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> np.ndarray:
+    """(B, T) with -1, which is no token, behind the shorter ones."""
+    ids = np.full((len(prompts), max(map(len, prompts))), -1)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return ids
 
 
 def require_plain_attention(policy: Policy) -> None:

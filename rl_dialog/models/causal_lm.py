@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -258,11 +259,15 @@ def run_trunk(trunk: nn.Module, input_ids: Tensor, cache: Any = None, **inputs: 
     return output.last_hidden_state, output.get(name)
 
 
-@lru_cache
 def _name_of_cache(kind: type[nn.Module]) -> str:
     """Under which name a model takes its cache and returns it."""
-    states = "cache_params" in inspect.signature(kind.forward).parameters  # Mamba and its relatives
-    return "cache_params" if states else "past_key_values"
+    return "cache_params" if _takes(kind, "cache_params") else "past_key_values"  # Mamba and its relatives
+
+
+@lru_cache
+def _takes(kind: type[nn.Module], name: str) -> bool:
+    """Whether the `forward` of a model has an argument of this name."""
+    return name in inspect.signature(kind.forward).parameters
 
 
 def keeps_states_only(cache: Cache) -> bool:
@@ -271,15 +276,23 @@ def keeps_states_only(cache: Cache) -> bool:
 
 
 def drops(model: nn.Module) -> bool:
-    """Whether training hides anything at random: dropout of layers, or of attention."""
-    of_attention = getattr(model.config, "attention_dropout", None) or 0.0
-    return bool(of_attention) or any(m.p for m in model.modules() if isinstance(m, nn.Dropout))
+    """Whether training hides anything at random: by layers of ours or peft's, or by what the model's config
+    says of its own."""
+    shares = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    for name, share in vars(model.config).items():
+        if re.search("dropout|pdrop|layerdrop", name) and not re.search("classifier|summary", name):
+            shares.append(share)
+    return any(isinstance(share, int | float) and share > 0 for share in shares)
 
 
 def growing_cache(trunk: nn.Module) -> DynamicCache | None:
-    """A cache to read rows of one length into, which keeps all keys and values as they were computed; None
-    for models that keep something else."""
-    if is_hierarchical(trunk) or not getattr(trunk.config, "use_cache", True):
+    """A cache to read rows of one length into. None for models that cannot go on from the keys and values of
+    all tokens: they keep others or none, or turn them by how long the whole row is."""
+    config = trunk.config
+    if is_hierarchical(trunk) or not _takes(type(trunk), "past_key_values"):
         return None
-    cache = DynamicCache(config=trunk.config)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic") or not getattr(config, "use_cache", True):
+        return None
+    cache = DynamicCache(config=config)
     return cache if cache.layers and all(type(layer) is DynamicLayer for layer in cache.layers) else None

@@ -525,7 +525,7 @@ def _read_once(trunk: nn.Module, batch: Batch, cache: DynamicCache) -> Tensor:
     positions = torch.arange(width, device=batch.input_ids.device)[None]
     inputs = {"use_cache": True, "position_ids": positions[:, :length]}
     begun, cache = run_trunk(trunk, batch.input_ids[batch.begun, :length], cache, **inputs)
-    if cache is None:  # an architecture that cannot go on from what it has read
+    if cache is None or cache.get_seq_length() != length:  # under gradient checkpointing nothing is kept
         return run_trunk(trunk, batch.input_ids, use_cache=False)[0]
     cache.reorder_cache(batch.begins_like)
     inputs["position_ids"] = positions[:, length:].expand(rows, -1)

@@ -98,8 +98,8 @@ class Slots(Cache):
         for store in self._tensors():
             store[order] = store[order.flip(0)]
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """The first `length` tokens of a slot, written over another."""
+    def copy(self, source: int | list[int], target: int | list[int], length: int) -> None:
+        """The first `length` tokens of a slot, written over another; or of several."""
         for store in self._tensors():
             store[target, :, :length] = store[source, :, :length]
 

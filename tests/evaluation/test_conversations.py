@@ -75,12 +75,11 @@ def test_what_conversations_begin_with_alike_is_read_once(ending, tokenizer, mon
         real.clear()
         found = running.recorded({first + key: talk for key, talk in talks.items()}, range(first, first + 8))
         prompts = {reply.spoken.prompt for reply in found}
-        alike = min(map(len, prompts)) - 1  # of the shorter prompt all but the last token
-        assert len(prompts) == 2 and real[0] == 2 * alike
-        left = sum(len(reply.spoken.prompt) - alike + len(reply.spoken.ids) - 1 for reply in found)
-        assert sum(real[1:]) == left
+        # Each prompt but its last token once; then that token, and what was drawn but for each reply's last.
+        assert len(prompts) == 2 and real[0] == sum(len(prompt) - 1 for prompt in prompts)
+        assert sum(real[1:]) == sum(len(reply.spoken.ids) for reply in found)
         expected = recorded_replies(
             ending, tokenizer, list(talks.values()), running.decoding, seeds=list(range(first, first + 8))
         )
         assert [reply.spoken.ids for reply in found] == [reply.spoken.ids for reply in expected]
-        talks = {key: [{"role": "user", "content": f"good day {key // 4}"}] for key in range(8)}
+        talks = {key: [{"role": "user", "content": f"good {'day ' * (1 + key // 4)}"}] for key in range(8)}

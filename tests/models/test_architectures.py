@@ -18,6 +18,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, beam_replies, generate_replies, stream_reply
 from rl_dialog.evaluation.scoring import logged_replies, score_replies
 from rl_dialog.methods import BC, ILQL
+from rl_dialog.models.causal_lm import drops
 from rl_dialog.models.checkpoint import load_policy
 from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.policy import Policy
@@ -217,6 +218,7 @@ def test_what_rows_begin_with_alike_is_read_once(model, tokenizer, monkeypatch):
     kind, folder = model
     config = ModelConfig(model_name_or_path=str(folder))
     policy = Policy(load_lm(config, tokenizer), BC(), config).eval()
+    assert drops(policy.lm) == (kind in ("gpt2", "opt"))  # whose configs have 0.1
     batch = collate([row for dialog in dialogs() for row in tokenize(dialog, tokenizer, max_length=200)])
     rows, width = batch.input_ids.shape
     batch.input_ids[:, 1] = torch.arange(rows) % 2  # two beginnings of three tokens

@@ -1109,3 +1109,12 @@ def test_what_rows_begin_with_alike_is_read_once_but_under_dropout(
     monkeypatch.setattr(beginnings, "PASS", 0)
     policy.train().outputs(collate(rows))
     assert (whole in read) == bool(dropout)
+
+
+def test_under_gradient_checkpointing_all_rows_are_read_whole(make_policy, make_row, monkeypatch):
+    rows = [make_row([3, 70, 71, 72, 73, 4, 80 + k, 81, 1], [(6, 8, 0.0)]) for k in range(3)]
+    policy, batch = make_policy(BC(), "llama").train(), collate(rows)
+    expected = policy.outputs(batch).lm.nll(batch.actions)[1]
+    monkeypatch.setattr(beginnings, "PASS", 0)
+    policy.lm.gradient_checkpointing_enable()
+    torch.testing.assert_close(policy.outputs(collate(rows)).lm.nll(batch.actions)[1], expected)

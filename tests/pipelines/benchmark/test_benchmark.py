@@ -160,6 +160,8 @@ def test_an_unknown_contender_is_named():
 def test_a_wrong_size_is_one_paragraph(tmp_path):
     with pytest.raises(UserError, match="expected rounds"):
         main(BenchmarkConfig(rounds=0, output_dir=str(tmp_path / "b")))
+    with pytest.raises(UserError, match=r"--length 64: expected at least system_prompt \+ 2 user_block = 96"):
+        main(BenchmarkConfig(length=64, output_dir=str(tmp_path / "b")))
 
 
 def test_the_batches():
