@@ -16,13 +16,21 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsFloat
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from rl_dialog.data.schema import ENDS, Dialog, end_of
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.conversations import Conversations, can_keep
-from rl_dialog.evaluation.generation import Decoding, Message, Reply, generate_replies, stream
+from rl_dialog.evaluation.generation import (
+    Decoding,
+    Message,
+    Reply,
+    generate_replies,
+    recorded_replies,
+    stream,
+)
 from rl_dialog.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 
 NO_RETURN = ENDS[2:]  # failed, unscored
 Watch = Callable[["Table"], None]
+# Whether caches can stay from turn to turn, which takes a moment to find out.
+_KEEPS: WeakKeyDictionary[Policy, dict[Decoding, bool]] = WeakKeyDictionary()
 MAX_TURNS = 64  # replies after which a conversation is cut off whose environment does not say
 
 
@@ -90,7 +100,8 @@ def in_parts(
 
 
 class Answers:
-    """What a policy says next at tables. Its draws follow from `seed`, the episode and the turn."""
+    """What a policy says next at tables. Its draws follow from `seed`, the episode and the turn. What it has
+    read at a table may stay in its cache from turn to turn, so it lives as long as its weights do."""
 
     def __init__(
         self,
@@ -101,25 +112,34 @@ class Answers:
         seed: int,
         rows: int,
         keep_caches: bool,
+        recorded: bool = False,
     ) -> None:
-        """rows: conversations at a time; keep_caches: as `play_episodes` has it."""
+        """rows: conversations at a time; keep_caches: as `play_episodes` has it; recorded: with what was read
+        and drawn (`recorded_replies`)."""
         self.policy, self.tokenizer, self.decoding = policy, tokenizer, decoding
-        self.seed, self.rows, self.kept = seed, rows, keep_caches and can_keep(policy, decoding)
+        self.seed, self.rows, self.recorded = seed, rows, recorded
+        known = _KEEPS.setdefault(policy, {})
+        if keep_caches and decoding not in known:
+            known[decoding] = can_keep(policy, decoding)
+        self.kept = keep_caches and known[decoding] and (decoding.do_sample or not recorded)
         self.running: dict[str | None, Conversations] = {}  # by role
 
     def __call__(self, tables: Sequence[Table]) -> list[Reply]:
         """A reply at each table, which its role sees in its own way."""
         return in_parts(tables, lambda table: table.role, self._say)
 
-    def _say(self, tables: Sequence[Table], role: str | None) -> list[Reply]:
+    def _say(self, tables: Sequence[Table], role: str | None) -> Sequence[Reply]:
         seeds = [stream(self.seed, table.index, 1 + len(table.replies)) for table in tables]
         how = self.policy, self.tokenizer
         if not self.kept:
             views = [table.messages for table in tables]
-            return generate_replies(*how, views, self.decoding, seeds=seeds, batch_size=self.rows)
+            say = recorded_replies if self.recorded else generate_replies
+            return say(*how, views, self.decoding, seeds=seeds, batch_size=self.rows)
         if role not in self.running:
             self.running[role] = Conversations(*how, self.decoding, rows=self.rows)
-        return self.running[role].answer({table.index: table.messages for table in tables}, seeds)
+        running = self.running[role]
+        go_on = running.recorded if self.recorded else running.answer
+        return go_on({table.index: table.messages for table in tables}, seeds)
 
 
 def play_with(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,9 +19,8 @@ from rl_dialog.data.schema import Dialog, end_of
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
-from rl_dialog.evaluation.conversations import Conversations, can_keep
-from rl_dialog.evaluation.episodes import Episode, Table, Tables, in_parts, play_episodes, return_figures
-from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room, recorded_replies, stream
+from rl_dialog.evaluation.episodes import Answers, Episode, Table, Tables, play_episodes, return_figures
+from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room
 from rl_dialog.evaluation.openings import WORLD, Openings, RewardMix
 from rl_dialog.evaluation.roles import SharedTable
 from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, Sides
@@ -36,8 +34,6 @@ Judge = Callable[[Dialog], None]  # gives each reply its reward, once the conver
 # (a round's episodes before they are judged, who played them, its tokenizer, step)
 Watch = Callable[[Sequence[Episode], Policy, "PreTrainedTokenizerFast", int], None]
 Source = Callable[[Policy, int], Sequence[Episode]]  # (policy, step) -> the step's episodes, in order
-# Whether caches stay from turn to turn, which takes a moment to find out.
-_KEEPS: WeakKeyDictionary[Policy, dict[Decoding, bool]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -81,8 +77,9 @@ class Playing:
     ) -> list[Episode]:
         size = min(self.batch_size, len(episodes))
         policies = {LEARNER: policy, COPY: opponent or policy}
+        how = {"seed": self.seed, "rows": size, "keep_caches": True, "recorded": True}
         speakers = {
-            player: Speaker(speaking, tokenizer, self.decoding, self.seed, size)
+            player: Answers(speaking, tokenizer, self.decoding, **how)
             for player, speaking in policies.items()
         }
         tables = Tables(self.make_env, self.seed, self.batch_size, group_size=self.group_size)
@@ -112,37 +109,6 @@ def with_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Speaker:
-    """A policy that speaks at many tables and tells what it read and drew. What it has read at a table stays
-    in its cache from turn to turn, where the model allows it; it lives as long as its weights do."""
-
-    def __init__(
-        self, policy: Policy, tokenizer: PreTrainedTokenizerFast, decoding: Decoding, seed: int, rows: int
-    ) -> None:
-        self.policy, self.tokenizer, self.decoding = policy, tokenizer, decoding
-        self.seed, self.rows = seed, rows
-        known = _KEEPS.setdefault(policy, {})
-        if decoding not in known:
-            known[decoding] = decoding.do_sample and can_keep(policy, decoding)
-        self.keeps = known[decoding]
-        self.running: dict[str | None, Conversations] = {}  # by role
-
-    def __call__(self, tables: Sequence[Table]) -> list[Reply]:
-        """What is said next at each table."""
-        return in_parts(tables, lambda table: table.role, self._say)
-
-    def _say(self, tables: Sequence[Table], role: str | None) -> Sequence[Reply]:
-        seeds = [stream(self.seed, table.index, 1 + len(table.replies)) for table in tables]
-        if not self.keeps:
-            views = [table.messages for table in tables]
-            how = {"seeds": seeds, "batch_size": self.rows}
-            return recorded_replies(self.policy, self.tokenizer, views, self.decoding, **how)
-        if role not in self.running:
-            own = Conversations(self.policy, self.tokenizer, self.decoding, rows=self.rows)
-            self.running[role] = own
-        return self.running[role].recorded({table.index: table.messages for table in tables}, seeds)
 
 
 @dataclass(frozen=True)
