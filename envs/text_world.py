@@ -125,6 +125,7 @@ def play(
     role, infos, terminated, over = info.get("role", ALONE), [], False, "failed" in info
     told = dict(info.get("meta", {}))
     views: dict[str, View] = {role: View(list(messages))}
+    where = f"{name}, episode whose seed is {seed}"
     while not over:
         reply = (players[role] if isinstance(players, Mapping) else players)(messages)
         messages, reward, terminated, truncated, info = world.step(reply)
@@ -132,11 +133,11 @@ def play(
         told |= info.get("meta", {})
         spoke, role = role, info.get("role", role)
         said = {"role": "assistant", "content": reply}
-        views[spoke].say(messages if role == spoke else [*views[spoke].messages, said], name)
+        views[spoke].say(messages if role == spoke else [*views[spoke].messages, said], where)
         if role != spoke:
-            views.setdefault(role, View()).see(messages, name)
+            views.setdefault(role, View()).see(messages, where)
         for each, seen in info.get("views", {}).items():
-            views.setdefault(each, View()).see(seen, name)
+            views.setdefault(each, View()).see(seen, where)
         for each, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
             views.setdefault(each, View()).earn(None if "failed" in info else value)
         over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))

@@ -79,7 +79,7 @@ def main(config: FitNluConfig) -> dict[str, Any]:
         print(table(figures), flush=True)
     sides = [(name, side) for name in figures for side in ("user", "system") if side in figures[name]]
     headline = {f"{name}_{side}_f1": figures[name][side]["f1"] for name, side in sides}
-    return {"output_dir": config.output_dir, **headline, **sizes, "quarantined": len(bad), "seconds": seconds}
+    return {"output_dir": str(out), **headline, **sizes, "quarantined": len(bad), "seconds": seconds}
 
 
 def _sources(config: FitNluConfig) -> tuple[dict[str, list[LabelledTurn]], list[Bad]]:

@@ -89,7 +89,7 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     if not config.quiet:
         print(table(figures), flush=True)
     seconds = round(time.perf_counter() - began, 1)
-    return {"output_dir": config.output_dir, **sizes, **headline(figures), "seconds": seconds}
+    return {"output_dir": str(out), **sizes, **headline(figures), "seconds": seconds}
 
 
 def _fitted(labels: Preferences, config: FitRewardConfig, out: Path) -> TextReward | TfidfClassifier:

@@ -62,7 +62,7 @@ from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
 from rl_dialog.preferences.labelled_reward import LabelledReward
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
-from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claim_output, require, run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claimed, require, run
 from rl_dialog.training.logger import following
 from rl_dialog.training.start import Report, noting
 
@@ -89,8 +89,12 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     check(config)
     worlds, judge = worlds_of(config), judge_of(config)
-    out = claim_output(config, "online", free=CHANGEABLE, choices=CHOICES)
-    with nullcontext() if config.quiet else following(out), room_for(out), emptied_if_refused(out):
+    with (
+        claimed(config, "online", free=CHANGEABLE, choices=CHOICES) as out,
+        nullcontext() if config.quiet else following(out),
+        room_for(out),
+        emptied_if_refused(out),
+    ):
         if config.num_learners:
             result = learn_on_workers(from_anywhere(config))
         else:

@@ -27,7 +27,7 @@ from rl_dialog.data.database import database_url, shown_url
 from rl_dialog.data.manifest_report import headline, show_manifest
 from rl_dialog.data.readers import find_logs
 from rl_dialog.data.shards import FORMAT, MANIFEST, VERSION
-from rl_dialog.data.tokenize import LEAST_VOCABULARY
+from rl_dialog.data.tokenize import LEAST_VOCABULARY, require_hub_name_or_directory
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choosing
 from rl_dialog.rewards.teachers import describe, make_teachers
@@ -104,6 +104,8 @@ def _check(config: PrepareConfig) -> None:
         config, record_seconds=0, shard_rows=1, max_length=8, max_line_bytes=1, vocab_size=LEAST_VOCABULARY
     )
     at_least(config, num_cpus=1, num_workers=1)
+    if config.tokenizer:
+        require_hub_name_or_directory(config.tokenizer)
     if config.normalise and config.normalisers:
         raise UserError(
             "expected --normalise to fit normalisers or --normalisers to use fitted ones, got both"

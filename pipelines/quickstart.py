@@ -28,7 +28,7 @@ from rl_dialog.evaluation.episodes import play_episodes
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.policy import Policy
-from rl_dialog.run import Output, claim_output, run
+from rl_dialog.run import Output, at_least, claim_output, run
 
 METHODS = ("bc", "psi", "ilql")
 REWARDED = ("--rewards.logged", "1", "--rewards.sentiment", "0", "--rewards.vote", "0")
@@ -64,6 +64,7 @@ def main(config: QuickstartConfig) -> dict[str, Any]:
     """Runs the circle and returns the returns of each method and the paths."""
     began, width = time.perf_counter(), None if os.isatty(1) else 110
     say = Console(quiet=config.quiet, highlight=False, width=width).print
+    at_least(config, dialogs=1, seeds=1, episodes=1, max_steps=0)
     out = claim_output(config, "quickstart")
     say(f"[bold]1 logs[/]       {config.dialogs} chats of a mixed-quality bot with simulated users")
     (out / "logs").mkdir()

@@ -28,7 +28,7 @@ from rl_dialog.errors import NoRoom
 from rl_dialog.evaluation.episodes import env_return
 from rl_dialog.methods import FROM_LOGS, METHODS
 from rl_dialog.models.device import named_device
-from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claim_output, require, run
+from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, at_least, claimed, require, run
 from rl_dialog.training.logger import following
 from rl_dialog.training.start import (
     Report,
@@ -72,22 +72,27 @@ def main(config: TrainConfig) -> dict[str, Any]:
     """Trains and returns the final metrics and checkpoint paths."""
     check(config)
     config = from_anywhere(config)
-    out = claim_output(config, "train", free=CHANGEABLE, choices=CHOICES)
-    before = notes_before(config, measured=bool(config.env))
-    for note in () if config.quiet else before:
-        print(f"note: {note}", flush=True)
-    with nullcontext([]) if config.quiet else following(out) as shown:
-        try:
-            _train(config, out)
-        except NoRoom:
-            if not (out / "latest").is_file():  # nothing there that anyone could go on with
-                shutil.rmtree(out, ignore_errors=True)
-            raise
+    with claimed(config, "train", free=CHANGEABLE, choices=CHOICES) as out:
+        before = notes_before(config, measured=bool(config.env))
+        for note in () if config.quiet else before:
+            print(f"note: {note}", flush=True)
+        with nullcontext([]) if config.quiet else following(out) as shown:
+            _train_or_clear(config, out)
     result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     for note in () if config.quiet else result.get("notes", ()):
         if note not in (*before, *shown):
             print(f"note: {note}", flush=True)
     return result
+
+
+def _train_or_clear(config: TrainConfig, out: Path) -> None:
+    """Without room for a first checkpoint nothing is left that anyone could go on with."""
+    try:
+        _train(config, out)
+    except NoRoom:
+        if not (out / "latest").is_file():
+            shutil.rmtree(out, ignore_errors=True)
+        raise
 
 
 def _train(config: TrainConfig, out: Path) -> None:

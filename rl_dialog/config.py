@@ -373,8 +373,13 @@ def changed(config: Any) -> dict[str, Any]:
 
 def save_config(config: Any, path: str | Path, *, choices: Choices | None = None) -> None:
     """Writes the resolved config as YAML that `--config` reads back; whole or not at all."""
-    text = yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True)
-    path = Path(path)
+    write_whole(
+        Path(path), yaml.safe_dump(to_dict(config, choices=choices), sort_keys=False, allow_unicode=True)
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file, or leaves what was there."""
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")

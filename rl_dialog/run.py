@@ -18,6 +18,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import _thread
+import contextlib
 import fcntl
 import gc
 import io
@@ -38,7 +39,16 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from rl_dialog.config import Choices, as_typed_here, load_config, read_yaml, require, save_config, to_dict
+from rl_dialog.config import (
+    Choices,
+    as_typed_here,
+    load_config,
+    read_yaml,
+    require,
+    save_config,
+    to_dict,
+    write_whole,
+)
 from rl_dialog.config import at_least as at_least  # verbs check their own settings by it
 from rl_dialog.errors import UserError, room_for
 
@@ -216,6 +226,27 @@ def claim_output(
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         save_config(config, settings, choices=choices)
     return out
+
+
+@contextmanager
+def claimed(config: ResumableOutput, name: str, **how: Any) -> Iterator[Path]:
+    """The folder of `claim_output`, for a run that may still be refused when all is loaded. Where that
+    happens before it wrote a checkpoint, NAME.yaml tells again of those that are there."""
+    settings = Path(config.output_dir).absolute() / f"{name}.yaml"
+    latest = settings.with_name("latest")
+    before, checkpoint = _text(settings), _text(latest)
+    out = claim_output(config, name, **how)
+    try:
+        yield out
+    except UserError:
+        if config.resume and before and out.is_dir() and _text(latest) == checkpoint:
+            with contextlib.suppress(OSError):  # of a full disk, which the error tells of
+                write_whole(settings, before)
+        raise
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _hold(out: Path) -> None:

@@ -2,8 +2,9 @@
 
 A request has a time limit. What may pass (nobody answers, 408, 429, 5xx, an answer that is empty or no chat
 completion) is asked again, after a pause that the endpoint may name (`Retry-After`); what will not (another
-key, another model) is not. OPENAI_API_KEY in the environment is the key, where the endpoint asks for one: it
-stands in no message and in no log.
+key, another model) is not. An endpoint that refuses the connection to the last try, too, is asked once for
+each later answer until it is there again, or every episode would wait for it. OPENAI_API_KEY in the
+environment is the key, where the endpoint asks for one: it stands in no message and in no log.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PAUSES = (0.5, 3.0)  # seconds before it is asked again; so it is asked three ti
 LONGEST_PAUSE = 30.0  # of those that an endpoint names
 LARGEST = 1 << 22  # bytes of an answer
 PASSING = (408, 409, 425, 429)  # and all from 500 on
+GONE: set[str] = set()  # addresses that refused the connection to the last try
 
 
 class EndpointError(Exception):
@@ -36,9 +38,9 @@ class EndpointError(Exception):
 class _Passing(Exception):
     """What may be better the next time."""
 
-    def __init__(self, what: str, pause: float = 0.0) -> None:
+    def __init__(self, what: str, pause: float = 0.0, *, refused: bool = False) -> None:
         super().__init__(what)
-        self.pause = pause
+        self.pause, self.refused = pause, refused
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,20 @@ class ChatEndpoint:
 
     def _tried(self, once: Callable[[int], Any], what: str) -> Any:
         """What `once` gives, which is told the number of the try. Raises EndpointError after the last."""
-        for number in range(len(PAUSES) + 1):
+        pauses = () if self.address in GONE else PAUSES
+        for number in range(len(pauses) + 1):
             try:
                 return once(number)
             except _Passing as error:
                 problem = error
-            if number < len(PAUSES):
-                time.sleep(min(max(problem.pause, PAUSES[number]), LONGEST_PAUSE))
-        raise EndpointError(
-            f"{self.address}: expected {what} within {len(PAUSES) + 1} tries, got {problem}"
-        ) from problem
+            if number < len(pauses):
+                time.sleep(min(max(problem.pause, pauses[number]), LONGEST_PAUSE))
+        if problem.refused:
+            GONE.add(self.address)
+        tries = (
+            f"within {len(pauses) + 1} tries" if pauses else "at once from an endpoint that was gone before"
+        )
+        raise EndpointError(f"{self.address}: expected {what} {tries}, got {problem}") from problem
 
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The JSON that came. Raises _Passing or EndpointError."""
@@ -105,7 +111,9 @@ class ChatEndpoint:
         try:
             status, headers, raw = _exchange(url, body, self.seconds)
         except httpx.HTTPError as error:
-            raise _Passing(_shown(f"{type(error).__name__}: {error}")) from error
+            refused = isinstance(error, httpx.ConnectError)
+            raise _Passing(_shown(f"{type(error).__name__}: {error}"), refused=refused) from error
+        GONE.discard(self.address)
         said = _shown(raw.decode("utf-8", "replace"))
         if status >= 500 or status in PASSING:
             raise _Passing(f"status {status}: {said}", _named_pause(headers.get("retry-after", "")))

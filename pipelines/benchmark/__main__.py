@@ -133,6 +133,11 @@ def _check(config: BenchmarkConfig) -> None:
         raise UserError(
             f"unknown contender {unknown[0]!r}: expected some of {', '.join(map(repr, CONTENDERS))}"
         )
+    if config.what not in ("train", "memory") and config.contenders != tuple(CONTENDERS):
+        raise UserError(
+            f"--contenders: expected none beside {config.what}, which has contenders of its own, got "
+            f"{', '.join(map(repr, config.contenders))}: train and memory take them"
+        )
     if config.what == "scorers" and not (config.encoder and config.logs):
         raise UserError("scorers: expected --encoder PATH and --logs PATH")
     if config.what == "cartpole" and (

@@ -33,6 +33,7 @@ from rl_dialog.data.formats import (
     openai,
     reddit,
     served,
+    sharegpt,
     taskmaster,
     trl,
 )
@@ -60,6 +61,7 @@ STOPPED = "reading stopped here, and what follows in this file was not read"  # 
 
 READERS = {  # the first one that matches reads the file
     "dialog": dialog,
+    "sharegpt": sharegpt,
     "trl": trl,
     "openai": openai,
     "convlab": convlab,
@@ -430,7 +432,7 @@ def _distinct(logs: list[LogFile]) -> list[LogFile]:
     """Ids of records without one are made of corpus and stem: logs that share both carry their full name as
     corpus."""
     shared = Counter((log.corpus, log.stem) for log in logs)
-    generic = {"dialog", "trl", "openai", "neural_chat"}
+    generic = {"dialog", "trl", "openai", "sharegpt", "neural_chat"}
     return [
         replace(log, corpus=log.name) if shared[log.corpus, log.stem] > 1 and log.reader in generic else log
         for log in logs

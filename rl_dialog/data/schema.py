@@ -196,21 +196,23 @@ class View:
     rewards: dict[int, float | None] = field(default_factory=dict)  # index of a reply -> what it earned
     early: float | None = 0.0  # earned before the role said anything
 
-    def see(self, messages: Sequence[dict[str, Any]], world: str) -> None:
-        """Takes a newer view of `world`. Raises UserError for one that rewrites what was seen or said."""
+    def see(self, messages: Sequence[dict[str, Any]], where: str) -> None:
+        """Takes a newer view. Raises UserError, which says `where`, for one that rewrites what was seen or
+        said."""
         before = len(self.messages)
         if messages[:before] != self.messages:
             got = str(messages[max(0, before - 2) :])[:200]
-            raise UserError(f"{world}: expected messages that begin with those before, got {got}")
+            raise UserError(f"{where}: expected messages that begin with those before, got {got}")
         self.messages = list(messages)
 
-    def say(self, messages: Sequence[dict[str, Any]], world: str) -> None:
-        """Takes the view that its reply led to. Raises UserError where the reply was not added."""
+    def say(self, messages: Sequence[dict[str, Any]], where: str) -> None:
+        """Takes the view that its reply led to. Raises UserError, which says `where`, if the reply was not
+        added."""
         before = len(self.messages)
         added = messages[before:]
         if messages[:before] != self.messages or not added or added[0]["role"] != "assistant":
             expected = "expected step to return the conversation so far with the reply added"
-            raise UserError(f"{world}: {expected}, got {str(messages[-2:])[:200]}")
+            raise UserError(f"{where}: {expected}, got {str(messages[-2:])[:200]}")
         self.messages = list(messages)
         self.rewards[before], self.early = self.early, 0.0
 

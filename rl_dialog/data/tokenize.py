@@ -20,12 +20,15 @@ from __future__ import annotations
 import math
 import os
 import re
+import socket
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 
@@ -49,6 +52,10 @@ LONG_TOKEN = 8  # characters: a text has seldom so many for each of its tokens
 LEAST_VOCABULARY = (
     256 + 2 + len(ROLE_TOKENS)
 )  # every byte and the special tokens: then each character (of English) is a token
+HUB_NAME = re.compile(r"\w(?:[\w.-]{0,94}\w)?", re.ASCII)  # of an owner or a model
+NO_HUB_NAME = re.compile(
+    r"--|\.\.|\.(?:bin|git|gz|jinja|jsonl?|model|parquet|pt|safetensors|txt|ya?ml|zip)$"
+)  # what the hub takes from nobody, and what ends as files do
 LONG_DIALOG = 24  # messages from which the quick way is shorter
 
 TEMPLATE_KEYS = (
@@ -194,15 +201,38 @@ def load_tokenizer(name_or_path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def require_hub_name_or_directory(name_or_path: str | Path) -> None:
-    """Raises UserError for what is meant as a path and is not there: a hub would be asked for it, and without
-    network only after a minute."""
-    owner, *rest = str(name_or_path).split("/")
-    hub_name = len(rest) < 2 and owner not in ("", ".", "..", "~") and not (rest and Path(owner).is_dir())
-    if not hub_name and not Path(name_or_path).exists():
+    """Raises UserError for what is meant as a path and is no directory: a hub would be asked for it, and
+    without network only after a minute. So it is for a name that nobody can be asked for."""
+    name, place = str(name_or_path), Path(name_or_path)
+    if place.is_dir():
+        return
+    owner, *rest = parts = name.split("/")
+    hub_name = len(parts) < 3 and all(map(HUB_NAME.fullmatch, parts)) and not NO_HUB_NAME.search(name)
+    if place.exists() or not hub_name or (rest and Path(owner).is_dir()):
+        found = "a file: name its folder" if place.exists() else "nothing there"
+        expected = "expected a directory with a model (or a hub name such as owner/model)"
+        raise UserError(f"{name}: {expected}, found {found}")
+    _require_hub(name)
+
+
+@cache
+def _require_hub(name: str) -> None:
+    """Raises UserError where neither the hub nor a copy of what it has under this name is there. Behind a
+    proxy it is left to huggingface_hub to find out."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    copies = (try_to_load_from_cache(name, file) for file in ("config.json", "tokenizer_config.json"))
+    if constants.HF_HUB_OFFLINE or getproxies() or any(isinstance(copy, str) for copy in copies):
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        port = hub.port or (80 if hub.scheme == "http" else 443)
+        socket.create_connection((hub.hostname or "", port), timeout=10).close()
+    except OSError as error:
         raise UserError(
-            f"{name_or_path}: expected a directory with a model (or a hub name such as owner/model), found "
-            "nothing there"
-        )
+            f"{name}: expected a directory with a model, found nothing there, and the hub that may have a "
+            f"model of this name, {constants.ENDPOINT}, cannot be reached ({error})"
+        ) from error
 
 
 def message_ends(tokenizer: PreTrainedTokenizerFast) -> list[int]:

@@ -355,8 +355,12 @@ class Table:
 
     def broken(self, expected: str, got: str, remedy: str = "") -> UserError:
         """The error of a world that does not keep its contract, which says in what episode."""
-        where = f"in episode {self.index}, whose seed is {self.seed}"
-        return UserError(f"{self.name}: expected {expected}, got {got} {where}{remedy}")
+        return UserError(f"{self.name}: expected {expected}, got {got} in {self.where}{remedy}")
+
+    @property
+    def where(self) -> str:
+        """Which episode it is, for messages."""
+        return f"episode {self.index}, whose seed is {self.seed}"
 
     def _expect_info(self, what: str, info: Any) -> None:
         if not isinstance(info, Mapping):

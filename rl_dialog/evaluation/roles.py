@@ -57,12 +57,12 @@ class SharedTable(Table):
         if heard is None:
             raise self.broken("text as info['role'] of step", "None")
         said = {"role": "assistant", "content": reply.text}
-        view = self.views[spoke]
-        view.say(messages if heard == spoke else [*view.messages, said], self.name)
+        view, where = self.views[spoke], f"{self.name}, {self.where}"
+        view.say(messages if heard == spoke else [*view.messages, said], where)
         if heard != spoke:
-            self.views.setdefault(heard, View()).see(messages, self.name)
+            self.views.setdefault(heard, View()).see(messages, where)
         for role, seen in info.get("views", {}).items():
-            self.views.setdefault(role, View()).see(seen, self.name)
+            self.views.setdefault(role, View()).see(seen, where)
         self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
         for role, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
             self.views.setdefault(role, View()).earn(None if self.failed is not None else value)

@@ -34,6 +34,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods.scores import Linear
 from rl_dialog.models.hierarchical import is_hierarchical
 from rl_dialog.models.recurrent_state import MessageStates
+from rl_dialog.models.weights import load_strictly, require_readable, require_weights
 
 ADAPTER = "adapter_config.json"  # as peft names it
 BASE, PRIOR = KEPT = "base", "prior"  # folders of a run with a model that its checkpoints belong to
@@ -58,8 +59,7 @@ def open_causal_lm(
 
     Raises UserError for what cannot be read, saying `what` was `expected`, and for what is no causal LM.
     """
-    require_hub_name_or_directory(name_or_path)
-    _require_safetensors(str(name_or_path))
+    require_readable(name_or_path)
     where = f"cannot load {what} from {str(name_or_path)!r}"
     if base := base_of_adapter(name_or_path):
         return _adapted(open_causal_lm(base), str(name_or_path), where)
@@ -67,37 +67,11 @@ def open_causal_lm(
         config = AutoConfig.from_pretrained(name_or_path)
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise UserError(f"{where}: expected a model that continues texts, got a {config.model_type}")
-        strict = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        lm, report = AutoModelForCausalLM.from_pretrained(name_or_path, dtype=torch.float32, **strict)
+        lm, lacking = load_strictly(AutoModelForCausalLM, name_or_path)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, SafetensorError) as error:
         raise UserError(f"{where}: expected {expected} ({error})") from error
-    _require_weights(lm, report, where)
+    require_weights(lm, lacking, where)
     return _text_part(lm)
-
-
-def _require_safetensors(place: str) -> None:
-    """Raises UserError for a directory whose weights are pickled: reading a pickle may run what it says."""
-    pickled = sorted(path.name for path in Path(place).glob("pytorch_model*.bin"))
-    if pickled and not any(Path(place).glob("*model*.safetensors")):
-        raise UserError(
-            f"{place}: expected weights in model.safetensors, got {pickled[0]}, a pickle, which is not read: "
-            "where you trust it, load it with transformers and `save_pretrained` it anew"
-        )
-
-
-def _require_weights(lm: PreTrainedModel, report: dict[str, Any], where: str) -> None:
-    """Raises UserError for weights that transformers would have drawn at random."""
-    absent = [f"no {name}" for name in sorted(report["missing_keys"])]
-    other = [
-        f"{name} of shape {tuple(stored)} instead of {tuple(built)}"
-        for name, stored, built in sorted(report["mismatched_keys"])
-    ]
-    if found := [*absent, *other]:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise UserError(
-            f"{where}: expected the weights of the {type(lm).__name__} that its config.json describes, found "
-            f"{', '.join(found[:3])}{more}: copy config.json and weights from the same model"
-        )
 
 
 def is_model(directory: Path) -> bool:

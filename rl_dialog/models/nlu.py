@@ -30,9 +30,10 @@ from torch import Tensor, nn
 
 from rl_dialog.data.by_length import batches
 from rl_dialog.data.labelled import SIDES, Act, LabelledTurn, Tag
-from rl_dialog.data.tokenize import END, ROLE_TOKENS, require_hub_name_or_directory, train_tokenizer
+from rl_dialog.data.tokenize import END, ROLE_TOKENS, train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.models.small_encoder import small_encoder
+from rl_dialog.models.weights import load_strictly, of_trunk, require_readable, require_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -194,12 +195,13 @@ def load_nlu(directory: str | Path) -> Nlu:
             f"{directory}: expected a folder that `python -m pipelines.fit_nlu` wrote, found no nlu.json "
             "in it"
         )
+    require_readable(directory)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values.pop("format", None) != FORMAT:
             raise UserError(f"expected format {FORMAT}")
         labels = Labels(**{name: _tuples(value) for name, value in values.items()})
-        encoder = AutoModel.from_pretrained(directory, dtype=torch.float32)
+        encoder, lacking = load_strictly(AutoModel, directory)
         nlu = Nlu(encoder, AutoTokenizer.from_pretrained(directory), labels)
         state = load_file(Path(directory) / "heads.safetensors")
         missing, unexpected = nlu.load_state_dict(state, strict=False)
@@ -208,6 +210,7 @@ def load_nlu(directory: str | Path) -> Nlu:
             f"{directory}: expected a model that `python -m pipelines.fit_nlu` wrote, got one that cannot be "
             f"loaded: {error}"
         ) from error
+    require_weights(encoder, of_trunk(encoder, lacking), str(directory))
     if missing := [name for name in missing if not name.startswith("encoder.")] or unexpected:
         raise UserError(
             f"{directory}/heads.safetensors: expected the heads of nlu.json, these do not fit: {missing[:3]}"
@@ -240,15 +243,16 @@ def _pretrained(encoder: str) -> tuple[Any, Any]:
     """(model, tokenizer) of a folder or hub name. Raises UserError for what cannot be loaded or used."""
     from transformers import AutoModel, AutoTokenizer
 
-    require_hub_name_or_directory(encoder)
+    require_readable(encoder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(encoder)
-        model = AutoModel.from_pretrained(encoder, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+        model, lacking = load_strictly(AutoModel, encoder)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"--model_name_or_path {encoder}: expected a folder with config.json and weights, or a hub "
             f"name ({error})"
         ) from error
+    require_weights(model, of_trunk(model, lacking), f"--model_name_or_path {encoder}")
     if not tokenizer.is_fast:
         raise UserError(
             f"--model_name_or_path {encoder}: expected a fast tokenizer (tokenizer.json), because values "

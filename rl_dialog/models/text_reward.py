@@ -34,6 +34,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.models.causal_lm import base_of_adapter
 from rl_dialog.models.checkpoint import resolve, start_of
 from rl_dialog.models.small_encoder import small_encoder
+from rl_dialog.models.weights import in_words, load_strictly, of_trunk, require_readable, require_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -169,25 +170,20 @@ class TextReward:
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        require_hub_name_or_directory(path)
+        require_readable(path)
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(path))
             if base_of_adapter(str(path)):
-                return cls(_padded(_with_adapters_of(str(path)), tokenizer), tokenizer).eval()
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                str(path), dtype=torch.float32, output_loading_info=True
-            )
+                return cls(_padded(_with_adapters_of(str(path), tokenizer), tokenizer), tokenizer).eval()
+            model, lacking = load_strictly(AutoModelForSequenceClassification, str(path))
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"{path}: expected a reward model (config.json, weights, tokenizer), or a hub name of one "
                 f"({error})"
             ) from error
-        if model.config.num_labels != 1 or report["missing_keys"]:
-            why = (
-                f"its files lack {sorted(report['missing_keys'])[0]}"
-                if report["missing_keys"]
-                else f"it has {model.config.num_labels} outputs"
-            )
+        if lacking or model.config.num_labels != 1:
+            outputs = f"there are {model.config.num_labels} outputs"
+            why = f"the files have {in_words(lacking)}" if lacking else outputs
             raise UserError(
                 f"{path}: expected a trained reward model with one output, got a model of which {why}: fit "
                 "one with pipelines.fit_reward"
@@ -210,19 +206,17 @@ class TextReward:
         from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification
 
-        require_hub_name_or_directory(base)
+        require_readable(base)
         tokenizer = load_tokenizer(base)
         try:
-            model = AutoModelForSequenceClassification.from_pretrained(
-                base, dtype=torch.float32, num_labels=1, ignore_mismatched_sizes=True
-            )
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            model, lacking = load_strictly(AutoModelForSequenceClassification, base, num_labels=1)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"--model_name_or_path {base}: expected an encoder or a language model that transformers can "
                 f"give a scalar head ({error})"
             ) from error
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer))
+        require_weights(model, of_trunk(model, lacking), f"--model_name_or_path {base}")
+        _make_room(model, tokenizer)
         if not hasattr(model.config, "pretrained"):  # a reward model of ours knows
             model.config.pretrained = start_of(base) == "pretrained"
         model.config.reads, model.config.rated = reads, False
@@ -299,13 +293,24 @@ def _goes_on(row: Sequence[int], before: Sequence[int]) -> bool:
     return len(row) > len(before) and list(row[: len(before)]) == list(before)
 
 
-def _with_adapters_of(path: str) -> PreTrainedModel:
+def _with_adapters_of(path: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     """The reward model that LoRA adapters, with a head of their own, make of the model that they belong to:
     what TRL's reward trainer saves with `use_peft`."""
-    from peft import AutoPeftModelForSequenceClassification
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
 
-    adapted = AutoPeftModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=torch.float32)
-    return adapted.merge_and_unload().requires_grad_(True)
+    base = base_of_adapter(path)
+    require_readable(base)
+    model, lacking = load_strictly(AutoModelForSequenceClassification, base, num_labels=1)
+    require_weights(model, of_trunk(model, lacking), base)
+    _make_room(model, tokenizer)
+    return PeftModel.from_pretrained(model, path).merge_and_unload().requires_grad_(True)
+
+
+def _make_room(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Every token of the tokenizer has a row in the model."""
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer))
 
 
 @contextmanager

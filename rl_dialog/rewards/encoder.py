@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.by_length import batches
-from rl_dialog.data.tokenize import require_hub_name_or_directory
 from rl_dialog.errors import UserError
+from rl_dialog.models.weights import (
+    Lacking,
+    in_words,
+    load_strictly,
+    of_trunk,
+    require_readable,
+    require_weights,
+)
 from rl_dialog.rewards.scorers import EMOJI_WEIGHTS, EMOJIS
 
 BATCH_TEXTS = 64
@@ -26,13 +33,8 @@ class Encoder:
     def __init__(self, path: str) -> None:
         from transformers import AutoModel
 
-        self.tokenizer, self.model, report = _load(AutoModel, path)
-        lacking = [key for key in report["missing_keys"] if "pooler" not in key]
-        if lacking:
-            raise UserError(
-                f"{path}: expected a trained encoder, but its files lack {len(lacking)} weights, {lacking[0]}"
-                " first"
-            )
+        self.tokenizer, self.model, lacking = _load(AutoModel, path)
+        require_weights(self.model, of_trunk(self.model, lacking), path)
         self.length = _longest(self.tokenizer, self.model)
 
     @torch.no_grad()
@@ -99,13 +101,9 @@ class Classifier:
         from transformers import AutoModelForSequenceClassification
 
         self.path = path
-        self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
-        if report["missing_keys"] or self.model.config.num_labels < 2:
-            why = (
-                f"its files lack {sorted(report['missing_keys'])[0]}"
-                if report["missing_keys"]
-                else "it has one output"
-            )
+        self.tokenizer, self.model, lacking = _load(AutoModelForSequenceClassification, path)
+        if lacking or self.model.config.num_labels < 2:
+            why = f"the files have {in_words(lacking)}" if lacking else "there is one output"
             raise UserError(
                 f"{path}: expected a trained classifier with at least two labels, got one of which {why}"
             )
@@ -157,13 +155,9 @@ class Regression:
     def __init__(self, path: str) -> None:
         from transformers import AutoModelForSequenceClassification
 
-        self.tokenizer, self.model, report = _load(AutoModelForSequenceClassification, path)
-        if self.model.config.num_labels != 1 or report["missing_keys"]:
-            why = (
-                f"it lacks {', '.join(sorted(report['missing_keys'])[:3])}"
-                if report["missing_keys"]
-                else f"{self.model.config.num_labels} labels"
-            )
+        self.tokenizer, self.model, lacking = _load(AutoModelForSequenceClassification, path)
+        if lacking or self.model.config.num_labels != 1:
+            why = in_words(lacking) or f"{self.model.config.num_labels} labels"
             raise UserError(
                 f"{path}: expected a BLEURT checkpoint with a trained head of one output, got {why}. BLEURT's"
                 " own TensorFlow files must be converted first (to a BertForSequenceClassification with "
@@ -212,24 +206,25 @@ def _greedy(mine: Tensor, theirs: Tensor) -> float:
     return 2 * precision * recall / (precision + recall) if precision > 0 and recall > 0 else 0.0
 
 
-def _load(kind: Any, path: str) -> tuple[Any, Any, dict[str, Any]]:
-    """(tokenizer, model, which weights its files did not have)."""
+def _load(kind: Any, path: str) -> tuple[Any, Any, Lacking]:
+    """(tokenizer, model, which of its weights its files lack)."""
+    from safetensors import SafetensorError
     from transformers import AutoTokenizer
 
     import rl_dialog.models.hierarchical  # noqa: F401  (whose family transformers does not know by itself)
 
-    require_hub_name_or_directory(path)
+    require_readable(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="right")
-        model, report = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
+        model, lacking = load_strictly(kind, path)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"cannot load a model from {path!r}: expected a folder with config.json and weights, or a hub "
             f"name ({error})"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer, model.eval(), report
+    return tokenizer, model.eval(), lacking
 
 
 def _longest(tokenizer: Any, model: Any) -> int:

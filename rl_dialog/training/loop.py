@@ -306,13 +306,13 @@ class Trainer:
         )
 
     def _say_if_still_learning(self) -> None:
-        """A warning where the held-out cross-entropy fell by more than a fiftieth between the last two
-        evaluations."""
-        if len(self._held_out) > 1 and self._held_out[-1] < 0.98 * self._held_out[-2]:
+        """A warning where the held-out cross-entropy fell between the last two evaluations by more than a
+        fiftieth, and by so much that perplexity fell by a hundredth."""
+        before, last = self._held_out[-2:] if len(self._held_out) > 1 else (0.0, 0.0)
+        if before - last > max(0.02 * before, 0.01):
             warnings.warn(
-                f"the held-out loss was still falling at the end, from {self._held_out[-2]:.3f} to "
-                f"{self._held_out[-1]:.3f} per token: more than {self.total_steps} updates (--max_steps) "
-                "would teach more",
+                f"the held-out loss was still falling at the end, from {before:.3f} to {last:.3f} per token: "
+                f"more than {self.total_steps} updates (--max_steps) would teach more",
                 stacklevel=3,
             )
 

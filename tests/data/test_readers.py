@@ -96,7 +96,7 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     assert len(skipped) == 10 and all(entry.reason for entry in skipped)
     assert Path(one_bad(bads).file).name == "unknown.json"
     assert (
-        "no reader recognises this file: expected one of dialog, trl" in bads[0].reason
+        "no reader recognises this file: expected one of dialog, sharegpt, trl" in bads[0].reason
         and "rows" in bads[0].reason
     )
 

@@ -5,12 +5,15 @@ with text, so the expected ids of any dialog are a concatenation (`by_hand`).
 """
 
 import random
+import socket
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from rl_dialog.data import tokenize as tokenize_module
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import (
     CHAT_TEMPLATE,
@@ -23,6 +26,7 @@ from rl_dialog.data.tokenize import (
     encode_prompt,
     load_tokenizer,
     message_ends,
+    require_hub_name_or_directory,
     tokenize,
     train_tokenizer,
 )
@@ -826,6 +830,40 @@ def test_a_missing_tokenizer_is_one_paragraph():
         load_tokenizer("no-such-model-of-anyone")
     with pytest.raises(UserError, match="/no/such/folder: expected a directory with a model .or a hub name"):
         load_tokenizer("/no/such/folder")
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("my tokenizer", "nothing there"),
+        ("-tok", "nothing there"),
+        ("runs--old/bc", "nothing there"),
+        ("tok\\bc", "nothing there"),
+        ("tok.json", "nothing there"),
+        ("~ann/tok", "nothing there"),
+        ("tokenizer.json", "a file: name its folder"),
+    ],
+)
+def test_what_can_be_no_hub_name_is_asked_of_no_hub(tmp_path, monkeypatch, path, found):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=f"expected a directory with a model .*, found {found}"):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "Qwen/Qwen2.5-0.5B-Instruct", "a/b_c.d-1", "x"])
+def test_a_hub_name_is_refused_only_where_no_hub_can_be_asked(monkeypatch, name):
+    require_hub_name_or_directory(name)  # tests are offline: a copy may be there
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", "/nowhere")
+    monkeypatch.setattr(tokenize_module, "getproxies", dict)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        tokenize_module._require_hub.cache_clear()
+        require_hub_name_or_directory(name)
+    tokenize_module._require_hub.cache_clear()
+    with pytest.raises(UserError, match=f"{name}: expected a directory .* cannot be reached .*refused"):
+        load_tokenizer(name)
 
 
 def test_a_folder_without_a_tokenizer_is_one_paragraph(tmp_path):

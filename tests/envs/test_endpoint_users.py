@@ -29,6 +29,7 @@ ADA = Persona("ada", "You are Ada.", stop="<END>")
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch) -> None:  # noqa: ANN001
     monkeypatch.setattr(chat_endpoint, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(chat_endpoint, "GONE", set())
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -188,6 +189,28 @@ def test_nobody_there_is_a_failed_episode() -> None:
         pass
     messages, told = users(server.url)().reset(seed=0)
     assert "ConnectError" in told["failed"] and messages[0]["role"] == "user"
+
+
+def test_an_endpoint_that_is_gone_is_waited_for_in_one_episode_and_asked_in_all(monkeypatch) -> None:  # noqa: ANN001
+    slept: list[float] = []
+    monkeypatch.setattr(chat_endpoint.time, "sleep", slept.append)
+    with chat_server(lambda request: "hello") as server:
+        maker = users(server.url)
+        talks = [maker() for _ in range(4)]
+        assert all("failed" not in talk.reset(seed=seed)[1] for seed, talk in enumerate(talks))
+    told = [talk.step("welcome")[-1]["failed"] for talk in talks]
+    assert "within 3 tries" in told[0] and len(slept) == len(chat_endpoint.PAUSES)
+    assert all("at once from an endpoint that was gone before, got Connect" in each for each in told[1:])
+    asked: list[int] = []
+
+    def back(request) -> Raw | str:  # noqa: ANN001
+        asked.append(0)
+        return Raw("busy", 429) if len(asked) < 3 else "hello"
+
+    with chat_server(back) as again:
+        chat_endpoint.GONE.add(again.url)
+        assert "429" in users(again.url)().reset(seed=0)[1]["failed"] and len(asked) == 1
+        assert users(again.url)().reset(seed=0)[0][0]["content"] == "hello" and len(asked) == 3
 
 
 def test_a_conversation_that_is_over_at_once_has_no_return() -> None:

@@ -322,7 +322,8 @@ def test_the_four_ends():
 
 
 def test_a_step_that_forgets_is_told():
-    with pytest.raises(UserError, match="Silent: expected step to return the conversation so far"):
+    told = "Silent, episode whose seed is 1: expected step to return the conversation so far"
+    with pytest.raises(UserError, match=told):
         play(Silent(), lambda messages: "left", seed=1)
 
 

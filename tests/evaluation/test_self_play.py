@@ -57,6 +57,14 @@ class Unfair(Bidding):
         return messages, earned, over, False, info
 
 
+class Forgetful(Bidding):
+    """Shows each bidder the latest message alone."""
+
+    def step(self, reply):  # noqa: ANN001, ANN201
+        messages, *rest = super().step(reply)
+        return messages[-1:], *rest
+
+
 class Alone:
     """A world of one player."""
 
@@ -151,6 +159,12 @@ def test_an_episode_that_failed_has_no_return_in_any_role(policy, tokenizer) -> 
 def test_a_world_of_one_player_is_refused(policy, tokenizer) -> None:  # noqa: ANN001
     with pytest.raises(UserError, match="Alone: expected a world of several roles for self-play"):
         rollouts(Alone)(policy, tokenizer, 0)
+
+
+def test_a_world_that_rewrites_what_was_seen_is_told_with_the_episode(policy, tokenizer) -> None:  # noqa: ANN001
+    told = r"Forgetful, episode \d+, whose seed is \d+: expected messages that begin with those before"
+    with pytest.raises(UserError, match=told):
+        rollouts(Forgetful)(policy, tokenizer, 0)
 
 
 def test_what_is_drawn_does_not_depend_on_who_plays_beside(policy, tokenizer) -> None:  # noqa: ANN001

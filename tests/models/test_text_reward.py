@@ -132,7 +132,7 @@ def test_a_tool_call_is_read_as_its_json():
 def test_what_is_no_reward_model_is_refused(checkpoints, like_trl, tmp_path):
     with pytest.raises(
         UserError,
-        match="expected a trained reward model with one output, got a model of which its files lack",
+        match="expected a trained reward model with one output, got a model of which the files have no score",
     ):
         TextReward.from_pretrained(checkpoints["bc"])
     with pytest.raises(UserError, match="found nothing there"):

@@ -23,8 +23,9 @@ from rl_dialog.errors import UserError
 DATA = Path(os.environ.get("RL_DIALOG_DATA", Path(__file__).parents[2] / "../shared/data")) / "multiwoz"
 
 
-def test_records_that_cannot_be_read_are_quarantined(tmp_path):
+def test_records_that_cannot_be_read_are_quarantined(tmp_path, monkeypatch):
     """And told where nothing else is left."""
+    monkeypatch.chdir(tmp_path)
     logs, small = (
         tmp_path / "dialogs.jsonl",
         {"hidden_size": 32, "num_hidden_layers": 1, "num_train_epochs": 0.1, "min_count": 1, "quiet": True},
@@ -36,9 +37,8 @@ def test_records_that_cannot_be_read_are_quarantined(tmp_path):
     write_jsonl([Dialog(f"a{i}", turns) for i in range(40)], logs)
     with open(logs, "a", encoding="utf-8") as file:
         file.write('{"id": "b", "messages": [{"role": "nobody"}]}\n')
-    assert (
-        main(FitNluConfig(logs=(str(logs),), output_dir=str(tmp_path / "nlu"), **small))["quarantined"] == 1
-    )
+    result = main(FitNluConfig(logs=(str(logs),), output_dir="nlu", **small))
+    assert result["quarantined"] == 1 and result["output_dir"] == str(tmp_path / "nlu")
     assert json.loads((tmp_path / "nlu/quarantine.jsonl").read_text())["where"].startswith("line 41")
     logs.write_text(
         logs.read_text().splitlines()[-1]

@@ -606,9 +606,13 @@ def test_logs_without_a_single_reply_are_an_error_that_counts_them(running, tmp_
         ({"rewards": {"vote": float("nan")}}, "a finite weight for --rewards.vote"),
         ({"shard_rows": 0}, "expected --shard_rows of at least 1, got 0"),
         ({"num_workers": 0}, "expected --num_workers of at least 1, got 0"),
+        ({"tokenizer": "./nowhere"}, "./nowhere: expected a directory with a model"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_anything_starts(logs, tmp_path, changes, message):
+def test_settings_that_cannot_work_are_refused_before_anything_starts(
+    logs, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.setattr("pipelines.prepare.connect", None)
     with pytest.raises(UserError, match=message):
         main(
             PrepareConfig(

@@ -151,6 +151,21 @@ def test_what_is_wrong_is_said_before_a_worker_starts(
     assert expected in str(error.value) and not Path("runs/x").exists()
 
 
+def test_a_resume_that_is_refused_leaves_the_settings_of_the_run(folder: Path, monkeypatch) -> None:
+    """Only when all is loaded is it known that the batches would not be those of the run."""
+    monkeypatch.chdir(folder)
+    shutil.copytree("runs/bc", "runs/kept", dirs_exist_ok=True)
+    settings = Path("runs/kept/train.yaml")
+    before = settings.read_text()
+    arguments = ["--data", "data", "--output_dir", "runs/kept", "--resume", *SIZES, "--quiet"]
+    refused = [*arguments, "--max_steps", "9", "--per_device_train_batch_size", "3"]
+    with pytest.raises(UserError, match="expected to resume a run with"):
+        train.main(load_config(train.TrainConfig, refused, choices=train.CHOICES))
+    assert settings.read_text() == before
+    went_on = load_config(train.TrainConfig, [*arguments, "--max_steps", "3"], choices=train.CHOICES)
+    assert train.main(went_on)["step"] == 3 and "max_steps: 3" in settings.read_text()
+
+
 @pytest.mark.parametrize("text", ["", "[1]", '{"model_type"'])
 def test_a_model_to_start_from_whose_config_is_none_is_told(folder: Path, monkeypatch, text: str) -> None:
     monkeypatch.chdir(folder)

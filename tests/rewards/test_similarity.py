@@ -230,9 +230,7 @@ def test_bleurt_scores_reference_and_candidate_as_one_pair(bleurt):
 def test_a_model_that_was_not_trained_for_it_is_refused(encoder, bleurt, tmp_path):
     with pytest.raises(
         UserError,
-        match=(
-            r"expected a BLEURT checkpoint with a trained head of one output, got it lacks classifier\.bias"
-        ),
+        match=(r"expected a BLEURT checkpoint with a trained head of one output, got no classifier\.bias"),
     ):
         config = json.loads((encoder / "config.json").read_text()) | {"num_labels": 1}
         for file in encoder.iterdir():

@@ -318,6 +318,28 @@ def test_the_prior_of_every_step_is_no_part_of_the_policy(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("held_out", "told"),
+    [
+        ([2.0, 1.9], "from 2.000 to 1.900 per token"),
+        ([3.0, 2.0, 1.98], ""),  # by a hundredth
+        ([4e-4, 3e-4], ""),  # what is shown is 0.000 both times
+        ([0.02, 0.015], ""),  # a quarter of nearly nothing
+        ([1.9, 2.0], ""),
+        ([2.0], ""),
+    ],
+)
+def test_a_loss_that_still_falls_is_told_where_that_matters(
+    tmp_path: Path, held_out: list[float], told: str
+) -> None:
+    trainer = make_trainer(tmp_path, "bc", TrainerConfig(report_to="none"))
+    trainer._held_out = held_out
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer._say_if_still_learning()
+    assert [told in str(warning.message) for warning in warned] == [True] * bool(told)
+
+
 def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path) -> None:
     """128 tokens fit; dt adds one. GPT-2 would fail inside its embedding."""
     rows = [

@@ -157,6 +157,12 @@ def test_an_unknown_contender_is_named():
         main(BenchmarkConfig(contenders=("dqn",)))
 
 
+def test_contenders_that_would_not_be_measured_are_refused(tmp_path):
+    with pytest.raises(UserError, match="--contenders: expected none beside generate, .* got 'ilql mlp'"):
+        main(BenchmarkConfig(what="generate", contenders=("ilql mlp",), output_dir=str(tmp_path / "b")))
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_wrong_size_is_one_paragraph(tmp_path):
     with pytest.raises(UserError, match="expected rounds"):
         main(BenchmarkConfig(rounds=0, output_dir=str(tmp_path / "b")))
