@@ -22,12 +22,14 @@ def shared_beginnings(ids: np.ndarray) -> Beginnings | None:
     """The beginnings by which most tokens are saved of rows (B, T), padded on the right; shorter than T. None
     where too few are. A row that is shorter than they are shares its beginning with its equals only."""
     rows, longest = ids.shape[0], ids.shape[1] - 1
+    if rows < 2 or longest < 1:
+        return None
     order = np.array(sorted(range(rows), key=lambda i: ids[i].tobytes()))
     differs = ids[order[1:], :longest] != ids[order[:-1], :longest]
     alike = np.where(differs.any(1), differs.argmax(1), longest)  # what neighbours have in common
     falling = np.sort(alike)[::-1]
     saved = falling * np.arange(1, rows)
-    if not saved.size or saved.max() <= PASS:
+    if saved.max() <= PASS:
         return None
     length = int(falling[saved.argmax()])
     new = np.append(True, alike < length)
