@@ -124,7 +124,8 @@ def _check(config: BenchmarkConfig) -> None:
     if config.rounds < 1 or config.warmup < 0 or config.threads < 1 or config.system_prompt < 0:
         sizes = "rounds and threads of at least 1, warmup and system_prompt of at least 0"
         raise UserError(f"expected {sizes}")
-    if config.length < (least := config.system_prompt + 2 * config.user_block):
+    least = config.system_prompt + 2 * config.user_block
+    if config.what == "train" and config.length < least:
         raise UserError(
             f"--length {config.length}: expected at least system_prompt + 2 user_block = {least}, so that "
             "the assistant has a block behind the system prompt"

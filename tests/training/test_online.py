@@ -109,13 +109,12 @@ def test_one_update_whatever_the_micro_batches_and_the_order(make_trainer, metho
     same(whole, learned(make_trainer(method, None), rollouts[::-1]))
 
 
-@pytest.mark.parametrize("method", METHODS, ids=repr)
-@pytest.mark.parametrize("trunk", ["shared", "separate"])
+@pytest.mark.parametrize(
+    ("method", "trunk"), [*((method, "shared") for method in METHODS), (PPO(), "separate")], ids=repr
+)
 def test_one_update_however_often_beginnings_are_read(make_trainer, method, trunk, monkeypatch) -> None:  # noqa: ANN001
     """What episodes begin with alike is read once for all of them, by the policy, its values and the
     prior."""
-    if trunk == "separate" and not method.heads.v:
-        pytest.skip("no values, no trunk of theirs")
     rollouts, read, run = episodes(), [], policy_module.run_trunk
     monkeypatch.setattr(
         policy_module,
