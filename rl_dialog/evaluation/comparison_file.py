@@ -109,7 +109,12 @@ def _check_task(path: str, name: str, task: Task, comparison: Comparison) -> Non
     origin = task.settings_of
     if origin and (origin not in comparison.tasks or not comparison.tasks[origin].search):
         raise ConfigError(f"{where}: settings_of: expected a task with a search, got {origin!r}")
-    strings = [task.evaluate, task.bc, task.improve, task.prepare, task.candidates, task.search]
+    if task.search_train and not task.search:
+        raise ConfigError(
+            f"{where}: search_train: expected `search`, flags of `evaluate`, beside it, got none"
+        )
+    strings = [task.evaluate, task.bc, task.improve, task.prepare, task.candidates]
+    strings += [task.search, task.search_train]
     for flags in (*strings, *task.methods.values()):
         check_flags(flags or "", where)
 
@@ -158,7 +163,7 @@ def _search_of(comparison: Comparison, name: str) -> dict[str, Any]:
         "logs": list(task.logs),
         "prepare": task.prepare,
         "start": f"{comparison.train} {task.bc}",
-        "train": f"{comparison.train} {task.improve}",
+        "train": f"{comparison.train} {task.improve} {task.search_train}".rstrip(),
         "evaluate": task.search,
         "figure": task.figures[0],
         "seeds": list(comparison.search_seeds),

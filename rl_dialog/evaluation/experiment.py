@@ -49,6 +49,7 @@ class Task:
     # more flags of a method in this task; null leaves it out
     methods: dict[str, str | None] = field(default_factory=dict)
     search: str = ""  # flags of `evaluate` with other users: settings are drawn from `space` and chosen there
+    search_train: str = ""  # flags of the runs searched among, after those of `improve`: shorter ones
     settings_of: str = ""  # or the task whose chosen settings of methods hold here too
 
 

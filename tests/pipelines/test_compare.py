@@ -262,6 +262,7 @@ def kill(process: subprocess.Popen) -> None:
             r"x: methods: expected methods of the file \(bc, tf_top.*\), got 'tf_all'. Did you mean tf_top?",
         ),
         ({"tasks": {"x": TALK | {"settings_of": "y"}}}, {}, "settings_of: expected a task with a search"),
+        ({"tasks": {"x": TALK | {"search_train": "--seed 1"}}}, {}, "x: search_train: expected `search`"),
         ({"tasks": {"x": TALK | {"bc": "--seed '1"}}}, {}, "x: expected flags .* no closing quotation"),
         ({"train": "--env 'small_talk"}, {}, "train: expected flags as one types them"),
         ({"space": {"tf_tops": {"seed": [1]}}}, {}, "space: expected names .*tf_tops'. Did you mean tf_top?"),
@@ -291,6 +292,7 @@ def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was
     values["space"] = {"tf_top": {"method.fraction": {"uniform": [0.3, 0.9]}}}
     talk = values["tasks"]["talk"]
     talk["search"] = talk["evaluate"] + " --seed 1000"
+    talk["search_train"] = "--max_steps 1"
     maze = {
         "title": "maze",
         "about": "",
@@ -303,7 +305,9 @@ def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was
     )
     values["tasks"] = {
         "talk": talk,
-        "maze": talk | {"search": "", "figures": ["return", "return_greedy"], "evaluate": short} | maze,
+        "maze": talk
+        | {"search": "", "search_train": "", "figures": ["return", "return_greedy"], "evaluate": short}
+        | maze,
     }
     path = tmp_path / "compare.yaml"
     path.write_text(written(values))
@@ -319,6 +323,9 @@ def test_settings_are_drawn_among_other_users_and_hold_in_a_world_where_none_was
     for task in ("talk", "maze"):
         used = yaml.safe_load((path.parent / "out" / task / "tf_top-seed0" / "train.yaml").read_text())
         assert used["method"]["fraction"] == chosen["method.fraction"] and used["seed"] == 0
+        assert used["max_steps"] != 1
+    trials = list((path.parent / "out" / "talk" / "search" / "trials").glob("*/train.yaml"))
+    assert [yaml.safe_load(trial.read_text())["max_steps"] for trial in trials] == [1, 1]
     text = Path(result["md"]).read_text()
     assert (
         "best of 2 draws for each method, with training seed 7" in text
