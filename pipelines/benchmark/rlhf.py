@@ -132,16 +132,21 @@ def measure(config: BenchmarkConfig) -> Result:
     return Result(report, shown, headline, plot(curves))
 
 
-def cloned(config: BenchmarkConfig, out: Path) -> tuple[Path, Path]:
-    """Logs, a data directory of them, and the clone of what they say: (data, run folder)."""
+def cloned(config: BenchmarkConfig, out: Path, model: Sequence[str] = ()) -> tuple[Path, Path]:
+    """Logs, a data directory of them, and the clone of what they say: (data, run folder). `model`: flags of
+    another one than the quickstart's."""
     (out / "logs").mkdir(parents=True)
     write_logs(out / "logs" / "small_talk.jsonl", dialogs=DIALOGS, seed=config.seed + 1)
     with connect("local", num_cpus=max(2, config.threads)):
         sizes = ("--vocab_size", "1024", "--max_length", "512", "--seed", str(config.seed))
         stages.prepare_logs(str(out / "logs"), out / "data", "--rewards.logged", "1", *sizes)
-    file = stages.CONFIGS / "quickstart_bc.yaml"
-    how = {"steps": CLONE_STEPS}
-    stages.train_run(stages.train_config_of_file(file, out / "data", out / "bc", config.seed, **how))
+    where = out / "data", out / "bc", config.seed
+    steps = ("--max_steps", str(CLONE_STEPS)) if CLONE_STEPS else ()
+    stages.train_run(
+        stages.train_config(*where, [*model, *steps])
+        if model
+        else stages.train_config_of_file(stages.CONFIGS / "quickstart_bc.yaml", *where, steps=CLONE_STEPS)
+    )
     return out / "data", out / "bc"
 
 

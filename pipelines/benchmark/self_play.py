@@ -3,12 +3,14 @@
     logs -> prepare -> for each of `seeds`: bc, the clone, which is the prior and the other side of all talks
     reinforce   online --contexts --self_play against the clone, for `online_rounds` of 64 conversations
     psi         as many conversations of the clone with itself -> prepare -> train, from the clone
+    vhrl        where the clone draws a latent for each message (`family` vhred): as reinforce, and latents
+                learn to be chosen; at the same time as words (joint), in turn, or alone (manager)
 
 once for each of three rewards of the bot's own replies (sentiment, question, repetition in the conversation;
 Jaques et al. 2019, Saleh et al. 2019) and for their mix. Both learn towards the same: the reward, in spreads
 of its returns, less c times the divergence from the clone. Then every policy talks with the clone from the
 same openings, which nothing was learned from, and its replies are judged by all three rewards, by their
-perplexity to the clone and by their words.
+perplexity to the clone (with latents over all of them, by importance sampling) and by their words.
 """
 
 from __future__ import annotations
@@ -33,12 +35,15 @@ from rl_dialog.data.files import write_text_atomically
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.evaluation.generation import Decoding, load_for_decoding
+from rl_dialog.evaluation.latents import latent_figures
 from rl_dialog.evaluation.metrics import distinct
 from rl_dialog.evaluation.openings import Openings, RewardMix
 from rl_dialog.evaluation.plots import COLOURS, GREY, plain
 from rl_dialog.evaluation.rollouts import Playing
 from rl_dialog.evaluation.scoring import logged_replies, score_replies
+from rl_dialog.methods.method import Method
 from rl_dialog.methods.reinforce import Reinforce
+from rl_dialog.methods.vhrl import VHRL
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.rewards import REWARDS
 from rl_dialog.rewards.words import words
@@ -55,14 +60,26 @@ A_ROUND = 64  # conversations
 C = 0.1  # of both: spreads of returns that a nat away from the clone costs
 LEARNING_RATE = 1e-3  # of `online`, as in tune_configs/online_reinforce.yaml
 STEPS = 0  # updates of psi; 0: those of the quickstart
-CLONE, LEARNERS = "bc", ("reinforce", "psi")
+CLONES = {  # flags of `train`; of llama the quickstart's
+    "llama": (),
+    "vhred": (
+        *("--model.family", "vhred", "--model.width", "128", "--model.context", "512"),
+        # without them no latent says anything, and there is nothing to choose
+        *("--model.free_bits", "3", "--model.bow_weight", "0.5"),
+        *("--max_steps", "900", "--learning_rate", "0.004"),
+        *("--report_to", "none", "--cpus_per_worker", "1", "--quiet"),
+    ),
+}
+CLONE, PSI = "bc", "psi"
+BY_TALKING = {"reinforce": Reinforce(c=C)}
+BY_LATENTS = {f"vhrl {who}": VHRL(c=C, learns=who) for who in ("joint", "decoupled", "manager")}
 
 
 @dataclass(frozen=True)
 class Talked:
     """What one policy said to the clone."""
 
-    learner: str  # `CLONE` or one of LEARNERS
+    learner: str  # `CLONE`, `PSI`, or who learned by talking
     goal: str  # one of GOALS; "" of the clone
     seed: int
     rewards: dict[str, float]  # of JUDGES: the mean over replies
@@ -100,12 +117,15 @@ class Bots:
 
     def talk(self) -> list[Talked]:
         """The clone, and each learner of each goal."""
-        data, clone = cloned(self.config, self.out)
+        data, clone = cloned(self.config, self.out, CLONES[self.config.family])
         self._own_talks(data, clone)
         talked = [self.judge(clone, data, clone, CLONE, "")]
+        by_talking = BY_TALKING | (BY_LATENTS if load_for_decoding(clone).has_latents else {})
         for goal in GOALS:
-            for learner, run in (("reinforce", self._reinforce), ("psi", self._psi)):
-                talked.append(self.judge(run(data, clone, goal), data, clone, learner, goal))
+            for learner, method in by_talking.items():
+                run = self._online(data, clone, goal, learner, method)
+                talked.append(self.judge(run, data, clone, learner, goal))
+            talked.append(self.judge(self._psi(data, clone, goal), data, clone, PSI, goal))
         return talked
 
     def _own_talks(self, data: Path, clone: Path) -> None:
@@ -118,8 +138,8 @@ class Bots:
         (self.out / "talks").mkdir()
         write_text_atomically(self.out / "talks" / "talks.jsonl", "".join(lines))
 
-    def _reinforce(self, data: Path, clone: Path, goal: str) -> Path:
-        run = self.out / f"reinforce-{goal}"
+    def _online(self, data: Path, clone: Path, goal: str, learner: str, method: Method) -> Path:
+        run = self.out / f"{learner.replace(' ', '-')}-{goal}"
         settings = online.OnlineConfig(
             model_name_or_path=str(clone),
             contexts=str(data),
@@ -128,7 +148,7 @@ class Bots:
             opponent_lag=-1,
             learner_role="assistant",
             rewards=GOALS[goal],
-            method=Reinforce(c=C),
+            method=method,
             output_dir=str(run),
             max_steps=self.config.online_rounds,
             learning_rate=LEARNING_RATE,
@@ -166,7 +186,8 @@ class Bots:
             name: float(np.mean([message["rewards"].get(name) or 0.0 for message in said])) for name in JUDGES
         }
         logged = logged_replies(talks, load_tokenizer(resolve(clone)), max_length=512)
-        scores = score_replies(load_for_decoding(clone), logged)
+        prior = load_for_decoding(clone)
+        scores = latent_figures(prior, logged) if prior.has_latents else score_replies(prior, logged)
         [(commonest, times)] = Counter(texts).most_common(1)
         found = Talked(
             learner,
@@ -235,7 +256,9 @@ def plot(talked: Sequence[Talked]) -> Figure:
     """A panel per goal: what is earned of it per reply, against the perplexity of the replies to the clone; a
     dot per seed."""
     figure = Figure(figsize=(10, 3.2), layout="constrained")
-    colours = {CLONE: GREY, **dict(zip(LEARNERS, COLOURS, strict=False))}
+    latents = BY_LATENTS if BY_LATENTS.keys() & {one.learner for one in talked} else {}
+    learners = [*BY_TALKING, PSI, *latents]
+    colours = {CLONE: GREY, **dict(zip(learners, COLOURS, strict=False))}
     for axes, goal in zip(figure.subplots(1, len(GOALS)), GOALS, strict=True):
         for learner, colour in colours.items():
             each = [one for one in talked if one.learner == learner and one.goal in ("", goal)]

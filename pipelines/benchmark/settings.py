@@ -147,6 +147,8 @@ class BenchmarkConfig(Output):
     """rlhf: rounds of 64 replies that a run learns from; offline_start, self_play: of 64 conversations"""
     held_out: int = 200
     """rlhf: most contexts of the validation split that policies are measured on; self_play: conversations"""
+    family: Literal["llama", "vhred"] = "llama"
+    """self_play: the clone, a transformer, or a VHRED, whose latents learn too"""
     trl_python: str = ""
     """online, reward_model: the Python of an environment with TRL, whose trainers ours are measured against;
     by default ours are measured alone"""

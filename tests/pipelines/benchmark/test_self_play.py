@@ -45,19 +45,22 @@ def test_numbers_that_no_run_has() -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_command(tmp_path, monkeypatch, capsys) -> None:
-    """Psi learns from as many conversations as REINFORCE, and every reply is judged by all rewards."""
+@pytest.mark.parametrize("family", ["llama", "vhred"])
+def test_the_command(tmp_path, monkeypatch, capsys, family: str) -> None:
+    """Psi learns from as many conversations as REINFORCE, and every reply is judged by all rewards; where the
+    clone draws latents, they are learned too."""
     monkeypatch.setattr(rlhf, "DIALOGS", 60)
     monkeypatch.setattr(rlhf, "CLONE_STEPS", 3)
     monkeypatch.setattr(self_play, "STEPS", 3)
     monkeypatch.setattr(self_play, "GOALS", {name: GOALS[name] for name in ("question", "mix")})
     out = tmp_path / "out"
     size = {"seeds": 1, "online_rounds": 2, "held_out": 6, "threads": 1, "output_dir": str(out)}
-    main(BenchmarkConfig(what="self_play", **size))
+    main(BenchmarkConfig(what="self_play", family=family, **size))
+    latents = ("vhrl joint", "vhrl decoupled", "vhrl manager") if family == "vhred" else ()
     talked = [Talked(**each) for each in json.loads((out / "benchmark.json").read_text())["talked"]]
     assert [(each.learner, each.goal) for each in talked] == [
         ("bc", ""),
-        *((learner, goal) for goal in ("question", "mix") for learner in ("reinforce", "psi")),
+        *((learner, goal) for goal in ("question", "mix") for learner in ("reinforce", *latents, "psi")),
     ]
     assert all(set(each.rewards) == set(EARNED) and each.perplexity > 1 for each in talked)
     talks = list((out / "seed0" / "talks" / "talks.jsonl").open())
