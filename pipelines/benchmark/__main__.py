@@ -13,6 +13,7 @@
     simulate    system steps/s with simulated users, over those of one conversation after the other; memory
     play        episodes/s of a language model in a text world, over those of one at a time; scripted players
     serve       tokens/s to 1, 4 and 16 clients at once, over one request at a time; the cost of HTTP
+    control     no speed: true returns of what preferences teach, beside the true reward and imitation
     cartpole    no speed: returns of way-off-policy and its rivals on logs of CartPole, and what explains them
     wordle      no speed: what ilql and sarsa learn of openings after which the logs mostly play badly
     online      episodes/s of the loop that plays and learns, over those of TRL's trainers; playing ahead
@@ -39,6 +40,7 @@ import transformers
 from pipelines.benchmark import (
     candidates,
     cartpole,
+    control,
     generation,
     memory,
     offline_start,
@@ -79,6 +81,7 @@ MEASURES = {
     "simulate": simulation.measure,
     "play": playing.measure,
     "prefer": preferences.measure,
+    "control": control.measure,
     "cartpole": cartpole.measure,
     "wordle": wordle.measure,
     "rlhf": rlhf.measure,
@@ -95,7 +98,7 @@ def main(config: BenchmarkConfig) -> dict[str, Any]:
     Raises UserError for sizes that cannot be measured.
     """
     _check(config)
-    out = claim_output(config, "benchmark")
+    out = claim_output(config, "benchmark", free=("environments", "seeds", "imitation_python", "threads"))
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(config.threads)
@@ -151,6 +154,12 @@ def _check(config: BenchmarkConfig) -> None:
     ):
         numbers = "runs, games and steps of at least 1, a seed of at least 0 and a tau between 0 and 1"
         raise UserError(f"wordle: expected {numbers}")
+    if config.resume and config.what != "control":
+        raise UserError(f"--resume: expected control, whose runs are written one by one, got {config.what}")
+    counts = (config.seeds, config.control_steps, config.control_labels, config.seed + 1)
+    if config.what == "control" and (min(counts) < 1 or not config.environments):
+        numbers = "seeds, control_steps and control_labels of at least 1, a seed of at least 0"
+        raise UserError(f"control: expected {numbers}, and an environment or more")
     counts = (config.seeds, config.online_rounds, config.seed + 1, config.held_out)
     if config.what in ("offline_start", "self_play") and min(counts) < 1:
         numbers = "seeds, online_rounds and held_out of at least 1, a seed of at least 0"

@@ -9,11 +9,11 @@ import tyro
 
 from pipelines.benchmark.contenders import CONTENDERS
 from rl_dialog.models.language_model import ModelConfig
-from rl_dialog.run import Output
+from rl_dialog.run import ResumableOutput
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig(Output):
+class BenchmarkConfig(ResumableOutput):
     """What to measure, and on which shapes."""
 
     what: tyro.conf.Positional[
@@ -29,6 +29,7 @@ class BenchmarkConfig(Output):
             "simulate",
             "play",
             "prefer",
+            "control",
             "cartpole",
             "wordle",
             "rlhf",
@@ -40,11 +41,11 @@ class BenchmarkConfig(Output):
     ] = "train"
     """train: tokens/s of the training step; memory: its peak memory; generate: new tokens/s of sampling;
     candidates: contexts/s; prepare: conversations/s; scorers: replies/s; tune: trials/s; serve: tokens/s to
-    several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; cartpole: mean
-    returns; wordle: shares of guesses that a critic ranks right; rlhf: true and learned rewards against KL;
-    online: episodes/s of the loop that plays and learns; offline_start: conversations that learning from
-    logs saves; self_play: what comes of the rewards of bots that talk to each other; reward_model: pairs/s,
-    and accuracy on held-out ones"""
+    several clients; simulate: system steps/s; play: episodes/s; prefer: environment steps/s; control: true
+    returns of what preferences teach; cartpole: mean returns; wordle: shares of guesses that a critic ranks
+    right; rlhf: true and learned rewards against KL; online: episodes/s of the loop that plays and learns;
+    offline_start: conversations that learning from logs saves; self_play: what comes of the rewards of bots
+    that talk to each other; reward_model: pairs/s, and accuracy on held-out ones"""
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     """train and memory: what to measure against the plain language model"""
     output_dir: str = "runs/benchmark"
@@ -120,7 +121,18 @@ class BenchmarkConfig(Output):
     """simulate: measure so many rollout workers too, against one; 0: none"""
     seeds: int = 10
     """cartpole: independent learners with buffers and networks of their own; offline_start, self_play:
-    clones, with all that starts from each; reward_model: random weights to start from"""
+    clones, with all that starts from each; reward_model: random weights to start from; control: runs of each
+    learner"""
+    environments: tuple[str, ...] = ("Pendulum-v1", "Acrobot-v1 --ends absorb", "Reacher-v5")
+    """control: environments of `prefer`, each with its flags of that verb; only `control` can be gone on with
+    by --resume, then also with more of these and of `seeds`"""
+    control_steps: int = 250_000
+    """control: steps to learn from in each run"""
+    control_labels: int = 1400
+    """control: pairs of clips that the oracle is asked about in each run"""
+    imitation_python: str = ""
+    """control: the Python of an environment with imitation, which learns from as many; by default it does
+    not take part"""
     priors: tuple[Literal["clone", "vae", "uniform"], ...] = ("clone", "vae", "uniform")
     """cartpole: p(a|s) of DBCQ and WOP: a clone, a conditional VAE over actions, both actions alike"""
     runs: int = 1
