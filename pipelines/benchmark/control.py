@@ -22,7 +22,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,10 @@ class Learned:
 
 def measure(config: BenchmarkConfig) -> Result:
     """All runs, a table and the plot."""
+    for environment in config.environments:  # a wrong name is told now, and not in an hour
+        Suite(config, environment).check()
+    if config.imitation_python:
+        ask_python(config.imitation_python, "-c", "import imitation, sacred, seals")
     runs = [each for environment in config.environments for each in Suite(config, environment).runs()]
     lines = [row for environment in config.environments for row in rows(runs, environment)]
     columns = ["environment", "policy", "seeds", "steps", "labels", *WAYS, *(f"way, {way}" for way in WAYS)]
@@ -97,6 +101,10 @@ class Suite:
     @property
     def folder(self) -> Path:
         return Path(self.config.output_dir).absolute() / re.sub(r"[^\w.=-]+", "_", self.environment)
+
+    def check(self) -> None:
+        """Raises UserError for an environment or a flag that there is none of."""
+        prefer.resolved(self._settings(LEARNED, self.config.seed)).check()
 
     def runs(self) -> list[Learned]:
         """Those that are written are read."""
@@ -152,18 +160,10 @@ class Suite:
         )
 
     def _settings(self, learner: str, seed: int, *flags: str) -> prefer.PreferConfig:
-        words = ["--env", *shlex.split(self.environment), *flags, "--seed", str(seed), "--quiet"]
-        words += [
-            "--labeller",
-            "oracle",
-            "--steps",
-            str(self.config.control_steps),
-            "--report_to",
-            "none",
-            "--device",
-            "cpu",
-        ]
-        words += ["--output_dir", str(self._run(learner, seed))]
+        told = {"seed": seed, "steps": self.config.control_steps, "output_dir": self._run(learner, seed)}
+        told |= {"labeller": "oracle", "report_to": "none", "device": "cpu"}
+        words = [word for name, value in told.items() for word in (f"--{name}", str(value))]
+        words = ["--env", *shlex.split(self.environment), *flags, *words, "--quiet"]
         return load_config(prefer.PreferConfig, words, suited=prefer.suited)
 
     def _envs(self, settings: prefer.PreferConfig) -> Any:
@@ -173,8 +173,9 @@ class Suite:
     def _imitation(self, learner: str, seed: int) -> Learned:
         told = {"env": self.name, "steps": self.config.control_steps, "labels": self.config.control_labels}
         told |= {"seed": seed, "episodes": EPISODES}
-        found = ask_rival(self.config.imitation_python, told, threads=self.config.threads)
-        return Learned(self.environment, learner, seed, **found)
+        where = {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": str(self.config.threads)}
+        said = ask_python(self.config.imitation_python, str(RIVAL), json.dumps(told), **where)
+        return Learned(self.environment, learner, seed, **json.loads(said.splitlines()[-1]))
 
 
 def random_returns(envs: Any, seed: int) -> tuple[float, ...]:
@@ -190,12 +191,11 @@ def random_returns(envs: Any, seed: int) -> tuple[float, ...]:
     return tuple(map(float, total))
 
 
-def ask_rival(python: str, told: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
-    """What imitation's run says. Raises UserError where it does not come to its end."""
-    surroundings = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": str(threads)}
+def ask_python(python: str, *arguments: str, **surroundings: str) -> str:
+    """What imitation's Python prints. Raises UserError where it does not come to its end."""
     try:
         ran = subprocess.run(
-            [python, str(RIVAL), json.dumps(told)], capture_output=True, text=True, env=surroundings
+            [python, *arguments], capture_output=True, text=True, env=os.environ | surroundings
         )
     except OSError as error:
         raise UserError(
@@ -205,10 +205,10 @@ def ask_rival(python: str, told: Mapping[str, Any], *, threads: int) -> dict[str
     if ran.returncode:
         said = " / ".join(ran.stderr.strip().splitlines()[-3:])[-600:]
         raise UserError(
-            f"--imitation_python {python}: expected imitation to learn in {told['env']}, it ended with: "
+            f"--imitation_python {python}: expected imitation to learn there, it ended with: "
             f"{said} (pip install imitation seals 'setuptools<80'; it wants episodes of one length)"
         )
-    return json.loads(ran.stdout.splitlines()[-1])
+    return ran.stdout
 
 
 def ways(runs: Sequence[Learned], environment: str) -> dict[tuple[str, int, str], float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import gymnasium
@@ -73,9 +74,14 @@ def test_what_no_run_has_is_refused() -> None:
         main(BenchmarkConfig(what="train", resume=True))
 
 
-def test_a_python_without_imitation_is_told(tmp_path) -> None:
+def test_what_cannot_run_is_told_before_anything_does(tmp_path) -> None:
+    config = BenchmarkConfig(what="control", environments=("Pendulum-v1",), output_dir=str(tmp_path / "out"))
     with pytest.raises(UserError, match="--imitation_python .*no/python: expected the Python"):
-        control.ask_rival(str(tmp_path / "no" / "python"), {}, threads=1)
+        main(replace(config, imitation_python=str(tmp_path / "no" / "python")))
+    with pytest.raises(UserError, match="imitation.*ended with: .*No module named 'imitation'"):
+        main(replace(config, imitation_python=sys.executable, overwrite=True))
+    with pytest.raises(UserError, match="Pendulum-v1"):
+        main(replace(config, environments=("Pendulum-v1", "Pendullum-v1"), overwrite=True))
 
 
 @pytest.mark.slow
