@@ -147,7 +147,7 @@ def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
     if len(set(good.tolist())) < 2:
         return None
     value, influence = _influence(scores, good)
-    overall = Agreement(*_interval(value, influence, unit), len(scores))
+    overall = Agreement(*_interval(value, influence, unit, good), len(scores))
     of_source, middle, pairs, within = {}, 0.0, 0, np.zeros(len(scores))
     for s, source_name in enumerate(labelled.sources):
         in_source = source == s
@@ -155,7 +155,7 @@ def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
             continue
         source_value, source_influence = _influence(scores[in_source], good[in_source])
         of_source[source_name] = Agreement(
-            *_interval(source_value, source_influence, unit[in_source]), int(in_source.sum())
+            *_interval(source_value, source_influence, unit[in_source], good[in_source]), int(in_source.sum())
         )
         middle, pairs = middle + weight * source_value, pairs + weight
         within[in_source] = weight * source_influence
@@ -165,7 +165,7 @@ def agreement(labelled: Labelled, name: str) -> RewardAgreement | None:
     change = abs(value - middle)
     separates = change > APART and change > Z95 * _spread(influence - within, unit)
     return RewardAgreement(
-        overall, Agreement(*_interval(middle, within, unit), len(scores)), of_source, bool(separates)
+        overall, Agreement(*_interval(middle, within, unit, good), len(scores)), of_source, bool(separates)
     )
 
 
@@ -177,7 +177,7 @@ def auc(scores: np.ndarray, good: np.ndarray) -> float:
 def auc_with_interval(scores: np.ndarray, good: np.ndarray, unit: np.ndarray) -> tuple[float, float, float]:
     """(AUC, low, high) with a 95 % interval over units (dialogs, contexts); scores, good and the number of
     the unit are (R,) each."""
-    return _interval(*_influence(scores, good), unit)
+    return _interval(*_influence(scores, good), unit, good)
 
 
 def _influence(scores: np.ndarray, good: np.ndarray) -> tuple[float, np.ndarray]:
@@ -203,10 +203,15 @@ def _spread(influence: np.ndarray, unit: np.ndarray) -> float:
     )
 
 
-def _interval(value: float, influence: np.ndarray, unit: np.ndarray) -> tuple[float, float, float]:
-    """Symmetric on the scale of log(a / (1 - a)), so that it stays between 0 and 1."""
+def _interval(
+    value: float, influence: np.ndarray, unit: np.ndarray, good: np.ndarray
+) -> tuple[float, float, float]:
+    """Symmetric on the scale of log(a / (1 - a)), so that it stays between 0 and 1. At 0 and 1 by the rule of
+    three: of u units none went the other way, which up to 3 / u of all may."""
     if not 0 < value < 1:
-        return value, value, value
+        units = min(len(np.unique(unit[of_kind])) for of_kind in (good, ~good))
+        width = min(1.0, 3 / units)
+        return (value, 1 - width, 1.0) if value else (value, 0.0, width)
     middle, half = np.log(value / (1 - value)), Z95 * _spread(influence, unit) / (value * (1 - value))
     with np.errstate(over="ignore"):
         low, high = (1 / (1 + np.exp(-(middle + side * half))) for side in (-1, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from rl_dialog.evaluation.ope import (
     known_outcomes,
     read_behaviour,
 )
+from rl_dialog.evaluation.reward_report import drawn
 from rl_dialog.evaluation.runs import existing, nearest
 from rl_dialog.evaluation.scoring import (
     LoggedReplies,
@@ -54,7 +54,8 @@ class HeldOutConfig(Decoding):
     split: str = ""
     """split of the data to score; by default test, or validation where test is empty"""
     held_out: int = 512
-    """most dialogs of the split to score; 0 takes all"""
+    """dialogs of the split to draw and score, or a few more, since those that begin alike are drawn together;
+    0 takes all"""
     contexts: int = 32
     """held-out contexts to answer; 0 answers none"""
     context_replies: Literal["last", "all", "good"] = "last"
@@ -157,11 +158,7 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     manifest = load_manifest(config.data)
     sizes = {split: figures["dialogs"] for split, figures in manifest["splits"].items()}
     split = config.split or next((name for name in ("test", "validation") if sizes.get(name)), "test")
-    dialogs = []
-    for dialog in read_dialogs(config.data, split):
-        dialogs.append(dialog)
-        if config.held_out and len(dialogs) == config.held_out:
-            break
+    dialogs = _drawn_of(config.data, split, sizes.get(split, 0), config.held_out)
     if not dialogs:
         raise UserError(
             f"{config.data}: expected held-out dialogs in the split {split!r}, found none; the splits hold "
@@ -181,6 +178,12 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
     return held_out
 
 
+def _drawn_of(data: str, split: str, count: int, most: int) -> list[Dialog]:
+    """So many of the `count` dialogs of a split, all with 0: by chance, because files come one after the
+    other, and the first of them would speak for all."""
+    return drawn(lambda: read_dialogs(data, split), count, most or count)
+
+
 def _add_judges(held_out: HeldOut, config: HeldOutConfig) -> None:
     """What judges candidates, and what estimates from logs compare with, where they are asked for."""
     if config.contexts and config.answer_similarities:
@@ -193,7 +196,8 @@ def _add_judges(held_out: HeldOut, config: HeldOutConfig) -> None:
         if config.reward_model:
             held_out.reward_model = load_reward_model(config.reward_model, device=named_device(config.device))
     if "fqe" in config.ope:
-        held_out.train = list(islice(read_dialogs(config.data, "train"), config.fqe.dialogs or None))
+        sizes = load_manifest(config.data)["splits"]
+        held_out.train = _drawn_of(config.data, "train", sizes["train"]["dialogs"], config.fqe.dialogs)
     if {"wis", "pdwis"} & set(config.ope):
         how = {"max_length": config.max_length, "device": named_device(config.device)}
         held_out.behaviour = read_behaviour(existing(config.behaviour), held_out.dialogs, **how)
@@ -202,8 +206,8 @@ def _add_judges(held_out: HeldOut, config: HeldOutConfig) -> None:
 def _contexts(
     dialogs: Sequence[Dialog], count: int, *, which: str = "last", seed: int = 0
 ) -> list[tuple[Dialog, int]]:
-    """The first `count` last replies of dialogs, or so many of all (or all good) replies, drawn by `seed` and
-    in their order; every context once."""
+    """So many last replies of dialogs, or of all (or all good) replies, drawn by `seed` and in their order;
+    every context once."""
     by_messages: dict[str, tuple[Dialog, int]] = {}
     for dialog in dialogs:
         for i in dialog.replies[-1:] if which == "last" else dialog.replies:
@@ -211,8 +215,8 @@ def _contexts(
             if i and (which != "good" or (reward is not None and reward > 0)):
                 by_messages.setdefault("\n".join(map(said, dialog.messages[:i])), (dialog, i))
     contexts = list(by_messages.values())
-    if which == "last" or len(contexts) <= count:
-        return contexts[:count]
+    if len(contexts) <= count:
+        return contexts
     return [
         contexts[n]
         for n in sorted(

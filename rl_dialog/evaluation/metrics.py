@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,9 +138,16 @@ def find_pairs(dialogs: Sequence[Dialog], *, most_per_context: int = 200) -> Pai
 
 
 def _pairs_of(replies: Sequence[tuple[float, str, int]]) -> Iterator[tuple[int, int]]:
-    for (outcome, text, i), (other_outcome, other_text, j) in combinations(replies, 2):
-        if abs(outcome - other_outcome) > 1e-9 and text != other_text:
-            yield (i, j) if outcome > other_outcome else (j, i)
+    """All of them, in an order of chance in which each reply has met one partner more before any has met two
+    more."""
+    count = len(replies)
+    order = np.random.default_rng(count).permutation(count)
+    for step in range(1, count // 2 + 1):
+        for place in range(count if 2 * step < count else step):
+            outcome, text, i = replies[order[place]]
+            other_outcome, other_text, j = replies[order[(place + step) % count]]
+            if abs(outcome - other_outcome) > 1e-9 and text != other_text:
+                yield (i, j) if outcome > other_outcome else (j, i)
 
 
 def pairwise_accuracy(scores: np.ndarray, pairs: Pairs) -> Measure:

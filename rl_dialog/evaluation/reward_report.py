@@ -63,11 +63,11 @@ def sample_dialogs(data: Path, manifest: Mapping[str, Any]) -> list[Dialog]:
 
 
 def drawn(read: Callable[[], Iterable[Dialog]], count: int, size: int) -> list[Dialog]:
-    """About `size` of `count` dialogs by a hash of the messages before the first reply: both sides of a
-    preference pair are drawn or neither.
+    """`size` of `count` dialogs, or a few more, by a hash of the messages before the first reply: both sides
+    of a preference pair are drawn or neither.
 
     Files have an order (chosen, rejected, chosen, ...) that every n-th dialog would fall in step with.
-    Dialogs that merely begin as many others do are drawn one by one. `read` is called twice.
+    Dialogs that merely begin as many others do are drawn one by one. `read` is called three times.
     """
     if count <= size:
         return list(read())
@@ -79,7 +79,9 @@ def drawn(read: Callable[[], Iterable[Dialog]], count: int, size: int) -> list[D
         salt = dialog.to_json().encode() if alike[key] > TOGETHER else b""
         return int.from_bytes(hashlib.sha256(b"%d\0%b%b" % (size, key, salt)).digest()[:8], "big") / 2**64
 
-    return [dialog for dialog in read() if place(dialog) < size / count]
+    places = [place(dialog) for dialog in read()]
+    last = sorted(places)[size - 1]
+    return [dialog for dialog, at in zip(read(), places, strict=True) if at <= last]
 
 
 def reward_table(dialogs: Sequence[Dialog], names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -80,9 +80,10 @@ class Statistics:
         n = self.count[k, k]
         if n == 0:
             return {"mean": None, "std": None, "min": None, "max": None, "coverage": 0.0}
+        varies = not np.isclose(self.low[k], self.high[k], rtol=1e-9, atol=0)
         figures = (
             self.mean[k, k],
-            np.sqrt(self.square[k, k] / n),
+            np.sqrt(self.square[k, k] / n) if varies else 0.0,  # and not the rounding of sums
             self.low[k],
             self.high[k],
             n / self.replies,

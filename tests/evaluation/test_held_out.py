@@ -16,6 +16,29 @@ def test_good_replies_are_those_that_earned_something():
     assert len(_contexts(dialogs, 9, which="all")) == 5
 
 
+def test_what_is_held_out_is_drawn_from_all_files(monkeypatch):
+    """600 dialogs of one source, then 600 of another: the first 512 would be of one."""
+    lines = [("shop", n) for n in range(600)] + [("clinic", n) for n in range(600)]
+    dialogs = [
+        Dialog(
+            f"{source}-{n}",
+            [{"role": "user", "content": f"{source} {n}"}, {"role": "assistant", "content": "yes"}],
+        )
+        for source, n in lines
+    ]
+    counts = {"train": 0, "validation": 0, "test": len(dialogs)}
+    splits = {split: {"dialogs": count} for split, count in counts.items()}
+    manifest = {"splits": splits, "rewards": {"components": {}}}
+    monkeypatch.setattr(held_out, "load_manifest", lambda _: manifest)
+    monkeypatch.setattr(held_out, "read_dialogs", lambda *_: iter(dialogs))
+    found = held_out.read_held_out(HeldOutConfig(data="data", held_out=512, contexts=40))
+    sources = [dialog.id.split("-")[0] for dialog in found.dialogs]
+    assert len(sources) == 512 and 200 < sources.count("shop") < 312
+    assert found.dialogs == sorted(found.dialogs, key=dialogs.index)  # in their order
+    answered = [dialog.id.split("-")[0] for dialog, _ in found.contexts]
+    assert len(answered) == 40 and 8 < answered.count("shop") < 32
+
+
 def test_a_context_that_calls_tools_is_answered(monkeypatch):
     call = [{"type": "function", "function": {"name": "track", "arguments": "{}"}}]
     messages = [

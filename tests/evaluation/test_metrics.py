@@ -83,6 +83,17 @@ def test_pairs_share_a_context_and_differ_in_outcome():
     assert pairs.contexts == 1
 
 
+def test_of_many_pairs_every_reply_is_in_as_many():
+    """The first 200 in order would all have the first reply in them."""
+    talks = [dialog(("user", "hi"), ("assistant", f"reply {n}", float(n))) for n in range(150)]
+    pairs = find_pairs(talks)
+    assert len(pairs.better) == 200 and (pairs.better > pairs.worse).all()
+    assert len(set(zip(pairs.better.tolist(), pairs.worse.tolist(), strict=True))) == 200
+    met = np.bincount(np.concatenate([pairs.better, pairs.worse]), minlength=150)
+    assert met.min() >= 2 and met.max() <= 4
+    assert len(find_pairs(talks[:20]).better) == 190  # all of them, where they are fewer
+
+
 def test_the_outcome_of_a_reply_is_what_follows_it():
     quick = dialog(("user", "hi"), ("assistant", "flatter", 0.4), ("user", "bah"), ("assistant", "bye", -1.0))
     slow = dialog(("user", "hi"), ("assistant", "ask", -0.1), ("user", "oh"), ("assistant", "tell", 0.5))

@@ -112,7 +112,8 @@ def test_a_pair_is_drawn_as_a_whole_and_both_sides_alike():
     assert 400 < len(again) < 600
     opening = [{"role": "user", "content": "hi"}]  # of all of them: drawn one by one, not all or none
     alike = [Dialog(str(n), [*opening, {"role": "assistant", "content": "yes"}]) for n in range(1000)]
-    assert 150 < len(drawn(lambda: alike, 1000, 200)) < 250
+    assert 200 <= len(drawn(lambda: alike, 1000, 200)) < 210
+    assert len(drawn(lambda: dialogs, 2000, 1)) == 2  # never none, and never half a pair
 
 
 def test_an_interval_is_over_units():
@@ -131,6 +132,14 @@ def test_an_interval_is_over_units():
     assert auc_with_interval(scores, good, unit) == pytest.approx(
         auc_with_interval(*(np.tile(each, 5) for each in (scores, good, unit)))
     )
+
+
+def test_an_auc_of_one_from_few_labels_is_not_certain():
+    """By the rule of three, of the kind that there is less of; one conversation is one unit."""
+    scores, good = np.arange(8.0), np.arange(8) >= 4
+    assert auc_with_interval(scores, good, np.arange(8)) == pytest.approx((1.0, 0.25, 1.0))
+    assert auc_with_interval(-scores, good, np.arange(8)) == pytest.approx((0.0, 0.0, 0.75))
+    assert auc_with_interval(scores, good, np.zeros(8, int)) == (1.0, 0.0, 1.0)
 
 
 NORMAL_AUC = 0.6915  # Phi(1 / 2): a good score is 1 more than a bad one, their difference has the variance 4

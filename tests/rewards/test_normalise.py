@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from rl_dialog.errors import UserError
-from rl_dialog.rewards.normalise import KNOTS, Normaliser, fit_moments, fit_rank, read_kinds, weighted_sum
+from rl_dialog.rewards.normalise import (
+    KNOTS,
+    Normaliser,
+    fit_moments,
+    fit_normalisers,
+    fit_rank,
+    read_kinds,
+    weighted_sum,
+)
+from rl_dialog.rewards.statistics import Statistics
 
 
 def test_zscore_and_min_max_by_hand():
@@ -39,6 +48,17 @@ def test_a_component_that_never_varies_is_no_division_by_zero():
     figures = {"mean": 2.0, "std": 0.0, "low": 2.0, "high": 2.0}
     assert fit_moments("zscore", **figures)(2.0) == 0 and fit_moments("min_max", **figures)(2.0) == 0
     assert fit_rank(np.array([2.0, 2.0]))(2.0) == 0.5
+
+
+@pytest.mark.parametrize("value", [1 / 30, 1 / 3, 13 / 3, -1e9 / 7])
+def test_the_rounding_of_sums_is_no_spread(value: float):
+    """Three parts of 50 replies are merged; zscore made 1e6 of it."""
+    parts = [Statistics.of(np.full((50, 2), value * (1 + 1e-16 * n))) for n in range(3)]
+    row = parts[0].merge(parts[1]).merge(parts[2]).summary({"same": 1.0})["components"]["same"]
+    assert row["std"] == 0.0
+    for kind in ("zscore", "min_max"):
+        normaliser = fit_normalisers({kind: kind}, {kind: row}, {})[kind]
+        assert abs(normaliser(value)) <= 1e-8 * abs(value)
 
 
 def test_the_sum_weighs_what_applies():
