@@ -177,12 +177,10 @@ def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:
     dialogs = sum(split["dialogs"] for split in manifest["splits"].values())
     alike = round(manifest["largest_context"] * dialogs)  # of few dialogs one is a large share
     if manifest["largest_context"] > LARGE_CONTEXT and alike > 1 and not by_dialog:
-        share = (
-            f"{manifest['largest_context']:.0%} of the dialogs share their first user turn or `meta.group`"
-        )
+        share = f"{manifest['largest_context']:.0%} of the dialogs"
         remedies = "--split_by dialog parts those without a `meta.group`, --split declared takes the data's "
         remedies += "own splits instead"
-        yield f"{share} and are therefore in one split; {remedies}"
+        yield f"{share} share their first user turn or `meta.group` and are in one split; {remedies}"
     for split in ("validation", "test"):
         if settings[split] and not manifest["splits"][split]["dialogs"]:
             yield f"no dialog fell into {split}: more logs, a larger --{split} or another --seed may fill it"

@@ -405,9 +405,10 @@ def _copied(file: _File) -> str:
     if name.suffix.lower() not in (".gz", ".zip") or beside not in file.siblings:
         return ""
     bare = (file.member or file.path)[: -len(name.suffix)]
+    path, member = (file.path, bare) if file.member else (bare, None)
     try:
-        same = _digest(*_only_member(file)) == _digest(*((file.path, bare) if file.member else (bare, None)))
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile):  # told where it is read
+        same = _digest(*_only_member(file)) == _digest(path, member)
+    except Exception:  # damaged or encrypted, which is told where it is read
         return ""
     return beside if same else ""
 
