@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rl_dialog.data.readers import Skipped
@@ -19,6 +19,7 @@ LARGE_CONTEXT = (
 MOST_SHOWN = (
     9  # components whose correlations fit a terminal; manifest.json and the report have those of more
 )
+NAMED = 3  # files that were skipped; all of them are in manifest.json
 HEADLINES = (
     *("split_by", "quarantined", "stopped", "no_reply", "renamed_ids", "cut_replies", "shared_contexts"),
     *("seconds", "dialogs_per_second", "peak_memory_mib"),
@@ -108,7 +109,9 @@ def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator
         yield f"{_counted(manifest['quarantined'], 'record')} could not be read: see quarantine.jsonl"
     yield from manifest["stopped"][:MOST_SHOWN]
     if skipped:
-        yield f"{_counted(len(skipped), 'file')} skipped, without dialogs of their own: see manifest.json"
+        names = [PurePosixPath(skip.file).name for skip in skipped[:NAMED]]
+        which = ", ".join([*names, "..."] if len(skipped) > NAMED else names)
+        yield f"{_counted(len(skipped), 'file')} skipped ({which}): the reasons are in manifest.json"
     if manifest["renamed_ids"]:
         yield f"{manifest['renamed_ids']:,} dialogs had an id that was taken and got a number behind it"
     if manifest["cut_replies"]:
@@ -174,9 +177,10 @@ def _split_notes(manifest: dict[str, Any]) -> Iterator[str]:
     dialogs = sum(split["dialogs"] for split in manifest["splits"].values())
     alike = round(manifest["largest_context"] * dialogs)  # of few dialogs one is a large share
     if manifest["largest_context"] > LARGE_CONTEXT and alike > 1 and not by_dialog:
-        share = f"{manifest['largest_context']:.0%} of the dialogs begin with the same user turn"
-        remedies = "--split_by dialog parts them, --split declared takes the data's own splits instead"
-        yield f"{share} and are therefore in one split; {remedies}"
+        share = f"{manifest['largest_context']:.0%} of the dialogs"
+        remedies = "--split_by dialog parts those without a `meta.group`, --split declared takes the data's "
+        remedies += "own splits instead"
+        yield f"{share} share their first user turn or `meta.group` and are in one split; {remedies}"
     for split in ("validation", "test"):
         if settings[split] and not manifest["splits"][split]["dialogs"]:
             yield f"no dialog fell into {split}: more logs, a larger --{split} or another --seed may fill it"

@@ -9,6 +9,7 @@ not to be dialogs come out as `Skipped`.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import io
 import json
 import os
@@ -81,8 +82,15 @@ DOCUMENTS = re.compile(
     r"|.*\.(?:md|rst|py|ipynb|html?|pdf|png|jpe?g|gif|svg|ya?ml|toml|sh)"
 )
 
-# Skipped where no reader recognises the content. Matched against the end of the lower-case path.
+# Skipped where no reader recognises the content; with a reader of the user's own, only OURS. Matched against
+# the end of the lower-case path.
+OURS = (
+    r"(?:manifest\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)",
+    "written by this project about other files",
+)
 AUXILIARY = (
+    OURS,
+    (r"(?:results|tasks)\.json", OURS[1]),
     (r"ontology[^/]*\.json", "an ontology"),
     (r"schema\.json", "a schema"),
     (r"(?:kb|guidelines|utterances|actions|api)\.json", "a corpus's guidelines or knowledge base"),
@@ -103,10 +111,6 @@ AUXILIARY = (
     (
         r"(?:splits?|train-dev-test)/.*\.(?:tsv|csv)",
         "ids or derived pairs of dialogs that stand in the corpus's JSON files",
-    ),
-    (
-        r"(?:(?:manifest|results|tasks)\.json|quarantine\.jsonl|rl_dialog\.yaml|metrics\.jsonl?)",
-        "written by this project about other files",
     ),
 )
 
@@ -322,7 +326,7 @@ def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
 
 def _unpacked(file: _File) -> Iterator[_File]:
     """The members of a zip as files of their own; every other file as it is."""
-    if DOCUMENTS.fullmatch(Path(file.path).name.lower()) or _repeated(file) or not _is_zip(file.path):
+    if DOCUMENTS.fullmatch(Path(file.path).name.lower()) or not _is_zip(file.path) or _copied(file):
         yield file
         return
     try:
@@ -335,6 +339,10 @@ def _unpacked(file: _File) -> Iterator[_File]:
     for member in members:
         if not _hidden(PurePosixPath(member).parts):
             yield replace(file, member=member, siblings=names, named=False)
+
+
+def _is_own(reader: str | None) -> bool:
+    return reader is not None and reader not in READERS
 
 
 def _is_zip(path: str) -> bool:
@@ -352,7 +360,7 @@ def _judge(file: _File, reader: str | None, names: dict[Path, str]) -> LogFile |
     names[place] = file.name
     if DOCUMENTS.fullmatch(PurePosixPath(file.name).name.lower()):
         return Skipped(file.name, "documentation or code")
-    if other := _repeated(file):
+    if other := _copied(file) or ("" if _is_own(reader) else _repeated(file)):
         return Skipped(file.name, f"repeats records of {other}")
     if file.problem:
         return Bad(file.name, "", file.problem, file.corpus)
@@ -374,7 +382,7 @@ def _by_content(
     auxiliary = next(
         (
             description
-            for pattern, description in AUXILIARY
+            for pattern, description in ([OURS] if _is_own(forced) else AUXILIARY)
             if re.search(f"(?:^|/)(?:{pattern})$", file.name.lower())
         ),
         None,
@@ -390,11 +398,38 @@ def _by_content(
     return Bad(file.name, "", head.problem or _unrecognised(head), file.corpus, shown(head.text))
 
 
+def _copied(file: _File) -> str:
+    """The file beside this packed one that holds the same bytes; "" for none."""
+    name = PurePosixPath(file.name)
+    beside = name.with_suffix("").as_posix()
+    if name.suffix.lower() not in (".gz", ".zip") or beside not in file.siblings:
+        return ""
+    bare = (file.member or file.path)[: -len(name.suffix)]
+    path, member = (file.path, bare) if file.member else (bare, None)
+    try:
+        same = _digest(*_only_member(file)) == _digest(path, member)
+    except Exception:  # damaged or encrypted, which is told where it is read
+        return ""
+    return beside if same else ""
+
+
+def _only_member(file: _File) -> tuple[str, str | None]:
+    """Of a zip with a single file, that one; every other file as it is."""
+    if file.member is None and _is_zip(file.path):
+        with zipfile.ZipFile(file.path) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        members = [name for name in names if not _hidden(PurePosixPath(name).parts)]
+        return file.path, members[0] if len(members) == 1 else None
+    return file.path, file.member
+
+
+def _digest(path: str, member: str | None) -> bytes:
+    with open_log(path, member) as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
 def _repeated(file: _File) -> str:
     """The other file of the same folder or zip that holds this file's records as well; "" for none."""
-    path = PurePosixPath(file.name)
-    if path.suffix.lower() in (".gz", ".zip") and path.with_suffix("").as_posix() in file.siblings:
-        return path.with_suffix("").as_posix()
     for pattern, others in REPEATS:
         match = re.search(f"(?:^|/)(?:{pattern})$", file.name)
         folder = file.name[: match.start()] if match else ""

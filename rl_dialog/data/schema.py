@@ -57,6 +57,12 @@ class DialogError(UserError):
     """A record that is not a valid Dialog; the message says what was expected, what came and where."""
 
 
+def row_meta(other: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row has beside the fields of a Dialog, for its `meta`. A `group` of its own, as "control" of an
+    experiment, becomes `log_group`: `meta.group` decides splits."""
+    return {"log_group" if key == "group" else key: value for key, value in other.items()}
+
+
 @dataclass
 class Dialog:
     """One conversation. Raises `DialogError` when built from anything that is not one."""
@@ -131,14 +137,14 @@ class Dialog:
 
     @classmethod
     def from_record(cls, record: Any) -> Dialog:
-        """A parsed JSON object to a Dialog; keys that are not Dialog fields go to `meta`."""
+        """A parsed JSON object to a Dialog; keys that are not Dialog fields go to `meta` (`row_meta`)."""
         _expect(isinstance(record, dict), "record", "a JSON object", record)
         fields = {key: record[key] for key in cls.__dataclass_fields__ if key in record}
         missing = [key for key in ("id", "messages") if key not in fields]
         _expect(
             not missing, f"record {record.get('id', '?')!r}", "the keys `id` and `messages`", list(record)
         )
-        extra = {key: value for key, value in record.items() if key not in fields}
+        extra = row_meta({key: value for key, value in record.items() if key not in fields})
         _expect(
             isinstance(fields.get("meta", {}), dict),
             f"dialog {fields['id']!r}",

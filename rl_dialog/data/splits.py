@@ -15,7 +15,7 @@ SplitBy = Literal["first_turn", "dialog"]
 
 
 def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
-    """What must stay on one side: `meta["group"]` where a reader set it, else everything up to and including
+    """What must stay on one side: `meta["group"]` where there is one, else everything up to and including
     the first user turn.
 
     Two replies with the same context share its first user turn, so they get the same key and never straddle
@@ -25,7 +25,7 @@ def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
     logs that all begin alike: all of its messages, so that only equal ones stay together. Groups, turns and
     dialogs have keys apart.
     """
-    if "group" in dialog.meta:
+    if dialog.meta.get("group") is not None:
         return f"group\0{dialog.meta['group']}"
     if by == "dialog":
         return f"dialog\0{json.dumps([(m['role'], m['content']) for m in dialog.messages])}"

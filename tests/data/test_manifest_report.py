@@ -10,7 +10,7 @@ import pytest
 
 from rl_dialog.cluster.data_directory import _write_quarantine
 from rl_dialog.data.manifest_report import notes
-from rl_dialog.data.readers import STOPPED, Bad
+from rl_dialog.data.readers import STOPPED, Bad, Skipped
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
@@ -62,7 +62,18 @@ def test_a_reward_that_tells_nothing_apart_is_told():
 def test_dialogs_that_begin_alike_are_told_where_there_are_two(dialogs, alike, told):
     made = manifest(largest_context=round(alike / dialogs, 4))
     made["splits"]["train"]["dialogs"] = dialogs
-    assert any("begin with the same user turn" in note for note in notes(made)) == told
+    said = "of the dialogs share their first user turn or `meta.group`"
+    assert any(said in note for note in notes(made)) == told
+    assert any("--split_by dialog parts those without a `meta.group`" in note for note in notes(made)) == told
+
+
+def test_skipped_files_are_named():
+    skipped = [Skipped(f"logs/{name}", "documentation or code") for name in ("a.md", "b.md", "c.md", "d.md")]
+    [one], [four] = (
+        [note for note in notes(manifest(), some) if "skip" in note] for some in (skipped[:1], skipped)
+    )
+    assert one == "1 file skipped (a.md): the reasons are in manifest.json"
+    assert four == "4 files skipped (a.md, b.md, c.md, ...): the reasons are in manifest.json"
 
 
 @pytest.mark.parametrize(("number", "told"), [(1, "1 record could"), (1200, "1,200 records could")])

@@ -17,6 +17,7 @@ import pytest
 from rl_dialog.data.formats.json_stream import JsonError, beginning, json_items
 from rl_dialog.data.readers import READERS, Bad, LogFile, find_logs, read_log
 from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, write_jsonl
+from rl_dialog.data.splits import split_key
 from rl_dialog.errors import UserError
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
@@ -147,6 +148,42 @@ def test_a_second_copy_is_skipped(tmp_path):
     write(tmp_path / "a.jsonl.gz", gzip.compress(jsonl(GOOD).encode()))
     logs, _, skipped = find_logs([str(tmp_path)])
     assert [Path(log.path).name for log in logs] == ["a.jsonl"] and "repeats records of" in skipped[0].reason
+
+
+def test_packed_files_are_second_copies_only_with_the_same_contents(tmp_path):
+    """Gzipped, zipped, and gzipped within a zip."""
+    for name, row in (("same", GOOD), ("other", {**GOOD, "id": "other"})):
+        folder, packed = tmp_path / name, gzip.compress(jsonl(row).encode())
+        write(folder / "a.jsonl", jsonl(GOOD))
+        write(folder / "a.jsonl.gz", packed)
+        with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
+            archive.writestr("inside.jsonl", jsonl(row))
+        with zipfile.ZipFile(folder / "both.zip", "w") as archive:
+            archive.writestr("b/c.jsonl", jsonl(GOOD))
+            archive.writestr("b/c.jsonl.gz", packed)
+    logs, bads, skipped = find_logs([str(tmp_path / "same")])
+    assert (len(logs), len(skipped), bads) == (2, 3, [])
+    logs, bads, skipped = find_logs([str(tmp_path / "other")])
+    assert (len(logs), skipped, bads) == (5, [], [])
+
+
+def test_a_damaged_copy_is_reported_and_none(tmp_path):
+    write(tmp_path / "a.jsonl", jsonl(GOOD))
+    write(tmp_path / "a.jsonl.gz", gzip.compress(jsonl(GOOD).encode())[:-9])
+    assert "gzip" in one_bad(read(tmp_path)[1]).reason
+
+
+def test_a_reader_of_ones_own_gets_every_file_but_documents_and_our_outputs(tmp_path, monkeypatch):
+    names = ["data.txt", "db/a.txt", "results.json", "schema.json", "splits/a.csv", "tasks.json", "train.txt"]
+    for name in [*names, "README.md", "LICENSE", ".hidden.csv", "manifest.json", "quarantine.jsonl"]:
+        write(tmp_path / "logs" / name, "hi;hello\n")
+    write(tmp_path / "their_reader.py", "def read(file): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    logs, bads, skipped = find_logs([str(tmp_path / "logs")], reader="their_reader:read")
+    assert sorted(Path(log.path).relative_to(tmp_path / "logs").as_posix() for log in logs) == names
+    assert {log.reader for log in logs} == {"their_reader:read"} and not bads
+    left = ["LICENSE", "README.md", "manifest.json", "quarantine.jsonl"]
+    assert sorted(Path(entry.file).name for entry in skipped) == left
 
 
 def test_ids_made_for_records_without_one_are_stable_and_distinct(tmp_path):
@@ -725,6 +762,45 @@ def test_other_columns_of_a_row_are_kept(tmp_path):
     good, poor = read(write(tmp_path / "a.jsonl", jsonl(row)))[0]
     assert good.meta == {"score_chosen": 8.5, "pair": "p7", "preferred": True}
     assert (good.id, poor.source, poor.split) == ("p7#chosen", "feedback", "train")
+
+
+@pytest.mark.parametrize("reader", ["openai", "trl", "sharegpt", "preference", "input", "own"])
+def test_a_group_of_the_logs_own_does_not_decide_splits(tmp_path, monkeypatch, reader):
+    """Two customers of a treatment group are two contexts; `meta.group` of a row is ours."""
+    write(
+        tmp_path / "json_reader.py", "import json\n\ndef read(file):\n    yield from map(json.loads, file)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def row(text: str, **more) -> dict:
+        asked, said = {"role": "user", "content": text}, {"role": "assistant", "content": "yes"}
+        other = {**said, "content": "no"}
+        pair = {"preferred_output": [said], "non_preferred_output": [other]}
+        return {
+            "openai": {"messages": [asked, said], **more},
+            "trl": {"prompt": text, "completion": "yes", **more},
+            "sharegpt": {"conversations": [{"from": "human", "value": text}], **more},
+            "preference": {"input": {"messages": [asked]}, **pair, **more},
+            "input": {"input": {"messages": [asked], **more}, **pair},
+            "own": {"messages": [asked, said], **more},
+        }[reader]
+
+    def dialogs(*rows: dict) -> list[Dialog]:
+        forced = "json_reader:read" if reader == "own" else None
+        found, bads = read(write(tmp_path / "a.jsonl", jsonl(*rows)), reader=forced)
+        assert found and not bads
+        return found
+
+    plain = dialogs(row("a"), row("b"))
+    treated = dialogs(row("a", group="treatment"), row("b", group="treatment"))
+    assert list(map(split_key, treated)) == list(map(split_key, plain))
+    assert {dialog.meta["log_group"] for dialog in treated} == {"treatment"}
+    assert list(map(split_key, dialogs(row("a", group=None), row("b", group=None)))) == list(
+        map(split_key, plain)
+    )
+    if reader != "input":
+        grouped = dialogs(*(row(text, meta={"group": "ours"}, group="theirs") for text in "ab"))
+        assert len(set(map(split_key, grouped))) == 1 and grouped[0].meta["group"] == "ours"
 
 
 def test_every_reader_has_the_three_functions():

@@ -106,6 +106,7 @@ def test_a_group_stays_together_and_is_no_user_text():
     }
     assert apart == {"train", "validation", "test"}
     assert split_key(dialog("x", meta={"group": "g"})) != split_key(dialog("g"))
+    assert split_key(dialog("x", meta={"group": None})) == split_key(dialog("x"))
 
 
 def test_shares_are_roughly_right():

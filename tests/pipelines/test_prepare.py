@@ -675,7 +675,7 @@ def test_a_context_that_many_dialogs_share_is_mentioned(tmp_path, running):
     )
     manifest = load_manifest(tmp_path / "out")
     assert manifest["largest_context"] == pytest.approx(1 / 3, abs=1e-4)
-    assert any("33% of the dialogs begin with the same user turn" in note for note in notes(manifest))
+    assert any("33% of the dialogs share their first user turn" in note for note in notes(manifest))
 
 
 def game(number, opening="Which way?"):

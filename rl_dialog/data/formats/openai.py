@@ -2,7 +2,7 @@
 
 Our own keys are kept where they stand (`reward`, `rewards`, `feedback` and `weight` of a message; `source`,
 `split`, `truncated`, `goal` and `meta` of a row), so this also reads what `Dialog.to_json` wrote. Other keys
-of a row go to `meta`.
+of a row go to `meta`, its `group` as `log_group`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from rl_dialog.data.formats.head import Head
 from rl_dialog.data.formats.log_file import Bad, LogFile
 from rl_dialog.data.formats.records import Record, dialogs, mismatch, records, split_of
-from rl_dialog.data.schema import Dialog, DialogError
+from rl_dialog.data.schema import Dialog, DialogError, row_meta
 
 FIELDS = ("id", "source", "split", "truncated", "goal", "meta")
 PREFERENCE = {"input", "preferred_output", "non_preferred_output"}
@@ -57,9 +57,8 @@ def row_fields(log: LogFile, record: Record, *, used: tuple[str, ...]) -> dict[s
     meta = {} if row.get("meta") is None else row["meta"]
     if not isinstance(meta, dict):
         raise mismatch(f"dialog {fields['id']!r}", "an object as `meta`", meta)
-    return fields | {
-        "meta": meta | {key: value for key, value in row.items() if key not in FIELDS and key not in used}
-    }
+    other = {key: value for key, value in row.items() if key not in FIELDS and key not in used}
+    return fields | {"meta": meta | row_meta(other)}
 
 
 def chat_messages(value: Any, where: str) -> list[dict[str, Any]]:
@@ -128,7 +127,7 @@ def _preference(log: LogFile, record: Record) -> list[Dialog]:
     prompt = record.value["input"]
     if not isinstance(prompt, dict) or "messages" not in prompt:
         raise mismatch(where, "`input` with the key `messages`", prompt)
-    fields["meta"] = fields["meta"] | {key: value for key, value in prompt.items() if key != "messages"}
+    fields["meta"] |= row_meta({key: value for key, value in prompt.items() if key != "messages"})
     context = chat_messages(prompt["messages"], f"{where}, input")
     chosen, rejected = (
         chat_messages(record.value[key], f"{where}, {key}")
