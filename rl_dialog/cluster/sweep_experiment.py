@@ -144,9 +144,10 @@ class SweepExperiment:
         return points, trials
 
     def _reached(self, trials: Sequence[Trial]) -> float | None:
-        """What a search is told of a point: its last metric, the mean over seeds; None where all failed."""
-        ended = [trial for trial in trials if trial.reports and trial.how in ("ended", "stopped")]
-        last = [trial.reports[-1][self.sweep.metric] for trial in ended]
+        """What a search is told of a point: its last metric, the mean over seeds; None without any."""
+        metric = self.sweep.metric
+        ended = [trial.with_metric(metric) for trial in trials if trial.how in ("ended", "stopped")]
+        last = [rows[-1][metric] for rows in ended if rows]
         return sum(last) / len(last) if last else None
 
     def train(self, points: Sequence[Point], limits: Limits, resources: Resources) -> list[Trial]:

@@ -24,7 +24,7 @@ from rl_dialog.evaluation.sweep_space import Halving
 Report = Callable[[dict[str, float]], None]
 STEP = "step"  # what every report says besides the metric
 REPLAYED = "replayed"  # in a report: an earlier start of the sweep judged it and let the trial go on
-UNREPORTED, LAST = "metrics that are reported", "last"
+NAMES, LAST = "names of the metrics", "last"
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,14 @@ def run_trials(
     for a trial that an earlier start stopped. With one worker and no GPU it runs in the trial's own process,
     else it starts workers itself (`train.fit` with `tune_callbacks`). `ended(position, how, seconds)` hears
     of each trial that is done: how is "ended", "stopped" (by halving) or "failed" (`retries` times more than
-    once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not among the
-    first report.
+    once). After `seconds` the rest is left as it is. Raises UserError for a metric that is not in the first
+    report; halving passes over later ones without it.
     """
-    began, unknown = time.monotonic(), _UnknownMetric()
+    began, unknown = time.monotonic(), _UnknownMetric(metric)
     limit = seconds or math.inf
     listener = _Listener(ended, deaf=lambda: unknown.stop_all() or time.monotonic() - began >= limit)
     os.environ |= {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "RAY_AIR_NEW_OUTPUT": "0"}  # we say what counts
+    os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # `unknown` checks
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     # a trial that only starts workers takes no CPU, but Tune wants something
     driver = {"CPU": resources.cpus_per_worker} if resources.in_trial else {"memory": 1}
@@ -112,7 +113,7 @@ def run_trials(
         stop=unknown,
     )
     positions = {"position": tune.grid_search(list(range(len(trials))))}
-    trainable = tune.with_resources(_trainable(work, trials, metric, resources), driver)
+    trainable = tune.with_resources(_trainable(work, trials, resources), driver)
     tune.Tuner(trainable, param_space=positions, tune_config=tune_config, run_config=run_config).fit()
     if unknown.reported:
         raise UserError(f"the metric {metric!r} is never reported: expected one of {unknown.reported}")
@@ -123,15 +124,12 @@ def run_trials(
 def _trainable(
     work: Callable[[Any, Report], dict[str, float] | None],
     trials: Sequence[Any],
-    metric: str,
     resources: Resources,
 ) -> Callable[[dict[str, Any]], None]:
     """What the process of a trial does."""
 
     def report(metrics: dict[str, float]) -> None:
-        if metric not in metrics:
-            tune.report({metric: math.nan, STEP: metrics[STEP], UNREPORTED: ", ".join(sorted(metrics))})
-        tune.report(metrics)
+        tune.report(_with_names(metrics))
 
     def trainable(config: dict[str, Any]) -> None:
         import torch
@@ -143,6 +141,11 @@ def _trainable(
     return trainable
 
 
+def _with_names(metrics: dict[str, float]) -> dict[str, Any]:
+    """Tune adds results of its own, which nobody can go by."""
+    return {**metrics, NAMES: ", ".join(sorted(metrics))}
+
+
 def _scheduler(halving: Halving | None) -> _Halving | None:
     if not halving:
         return None
@@ -151,13 +154,17 @@ def _scheduler(halving: Halving | None) -> _Halving | None:
 
 
 class _UnknownMetric(tune.Stopper):
-    """A metric that no trial ever reports ends the sweep at the first report."""
+    """A metric that the first report lacks ends the sweep; later ones may lack it, as no return is measured
+    where every episode failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: str) -> None:
+        self.metric, self.known = metric, False
         self.reported = ""  # what is reported instead
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.reported = self.reported or result.get(UNREPORTED, "")
+        self.known = self.known or self.metric in result
+        if not self.known:
+            self.reported = self.reported or result.get(NAMES, "")
         return self.stop_all()
 
     def stop_all(self) -> bool:
@@ -194,7 +201,7 @@ def tune_callbacks() -> list[Any]:
 
 def report_from_worker(metrics: dict[str, float]) -> None:
     """What every worker of a trial calls together."""
-    ray.train.report(metrics)
+    ray.train.report(_with_names(metrics))
 
 
 def is_first_worker() -> bool:

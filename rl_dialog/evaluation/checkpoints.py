@@ -16,7 +16,8 @@ from rl_dialog.evaluation.summary import RunResult
 from rl_dialog.models.checkpoint import method_name, read_method
 from rl_dialog.models.device import named_device
 from rl_dialog.models.policy import Policy
-from rl_dialog.rewards import REWARDS, choose_rewards
+from rl_dialog.rewards import choose_rewards
+from rl_dialog.rewards.choosing import prepared_rewards
 from rl_dialog.rewards.scorers import make_scorers
 
 MakeEnv = Callable[[], Any]
@@ -108,14 +109,14 @@ def evaluate_checkpoint(
             result.measures[figure] = Measure.mean([episode.total for episode in episodes])
     if held_out:
         score_held_out(result, policy, tokenizer, held_out, config)
-    trained = [name for name in held_out.trained if name in REWARDS] if held_out else []
+    trained = held_out.trained if held_out else []
+    settings = held_out.settings if held_out else {}
+    rewards, missing = prepared_rewards(trained, settings, reward_model=config.reward_model)
+    result.notes |= {f"reward/{name}": why for name, why in missing.items()}
     scorers = make_scorers([f"reward_model={config.reward_model}"] if config.reward_model else [])
-    reward_names = ["learned"] if config.reward_model else []
-    if "learned" in trained and not reward_names:
-        result.notes["learned"] = (
-            "the reward model that the data was prepared with is not known here: --reward_model"
-        )
-    result.score(choose_rewards([*trained, *config.rewards, *reward_names], scorers=scorers))
+    others = [*config.rewards, *(["learned"] if config.reward_model else [])]
+    others = [name for name in others if name not in trained]
+    result.score(rewards | choose_rewards(others, scorers=scorers))
     return result
 
 

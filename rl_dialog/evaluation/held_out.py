@@ -111,6 +111,7 @@ class HeldOut:
     pairs: Pairs
     contexts: list[tuple[Dialog, int]]  # dialog, index of the reply to replace
     trained: list[str]  # rewards with a weight in the training data
+    settings: dict[str, Any] = field(default_factory=dict)  # of the `prepare` that computed them
     similarities: dict[str, Similarity] = field(default_factory=dict)
     answer_similarities: dict[str, Similarity] = field(default_factory=dict)
     ranker: Policy | None = None
@@ -171,9 +172,9 @@ def read_held_out(config: HeldOutConfig) -> HeldOut:
             f"--candidates {config.candidates}: expected held-out contexts to answer, found none in the split"
             f" {split!r} of {config.data}"
         )
-    held_out = HeldOut(
-        split, dialogs, find_pairs(dialogs), contexts, [name for name, weight in weights.items() if weight]
-    )
+    trained = [name for name, weight in weights.items() if weight]
+    settings = manifest.get("settings", {})
+    held_out = HeldOut(split, dialogs, find_pairs(dialogs), contexts, trained, settings)
     _add_judges(held_out, config)
     return held_out
 

@@ -194,8 +194,9 @@ def _rewards(evaluation: Evaluation) -> list[Section]:
             name for group in evaluation.groups for name in group.estimates if name.startswith("reward/")
         )
     )
+    notes = _missing(evaluation.groups, [f"reward/{name}" for name in evaluation.trained or ()])
     if not names:
-        return []
+        return [Section("Rewards of generated dialogs", [], notes=notes)] if notes else []
     trained = [
         name
         for name in names
@@ -212,7 +213,7 @@ def _rewards(evaluation: Evaluation) -> list[Section]:
     png = plots.panels(evaluation.groups, {name: _title(name, evaluation) for name in trained + held_out})
     return [
         Section(
-            "Rewards of generated dialogs", text, table, plot=None if png is None else ("rewards.png", png)
+            "Rewards of generated dialogs", text, table, notes, None if png is None else ("rewards.png", png)
         )
     ]
 

@@ -43,6 +43,10 @@ class Trial:
     chat: str = ""  # flags with which `chat` answers as the evaluation did
     verb: str = "train"  # what it is a run of
 
+    def with_metric(self, metric: str) -> list[dict[str, float]]:
+        """The reports that have it: no return is measured where every episode failed."""
+        return [row for row in self.reports if metric in row]
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -208,7 +212,8 @@ def _read_evaluation(
 
 
 def _reported(sweep: Any, trials: Sequence[Trial]) -> Estimate | None:
-    last_values = [trial.reports[-1][sweep.metric] for trial in trials if trial.reports]
+    measured = [rows for trial in trials if (rows := trial.with_metric(sweep.metric))]
+    last_values = [rows[-1][sweep.metric] for rows in measured]
     return Estimate(float(np.mean(last_values))) if last_values else None
 
 
@@ -216,9 +221,12 @@ def _best_trial(sweep: Any, winner: Ranked) -> Trial | None:
     """The seed whose best checkpoint training itself found best."""
     sign = 1 if sweep.mode == "max" else -1
     reported = [trial for trial in winner.trials if trial.reports]
-    return max(
-        reported, key=lambda trial: max(sign * row[sweep.metric] for row in trial.reports), default=None
-    )
+
+    def best_value(trial: Trial) -> float:
+        values = (sign * row[sweep.metric] for row in trial.with_metric(sweep.metric))
+        return max(values, default=-math.inf)
+
+    return max(reported, key=best_value, default=None)
 
 
 def _winner(
@@ -559,7 +567,8 @@ def _write_tensorboard(directory: Path, sweep: Any, ranked: Sequence[Ranked]) ->
                     for name, estimate in point.figures.items()
                     if name in (sweep.figure, "kl")
                 }
-                last_metric = {f"last/{sweep.metric}": trial.reports[-1][sweep.metric]}
+                measured = trial.with_metric(sweep.metric)[-1:]
+                last_metric = {f"last/{sweep.metric}": row[sweep.metric] for row in measured}
                 board.add_hparams(
                     values | {"seed": trial.seed, "how": trial.how}, figures | last_metric, run_name="."
                 )

@@ -167,7 +167,7 @@ def curves(points: Sequence[Any], metric: str) -> bytes:
     for number, point in enumerate(points):
         by_step: dict[float, list[float]] = defaultdict(list)
         for trial in point.trials:
-            for row in trial.reports:
+            for row in trial.with_metric(metric):
                 by_step[row["step"]].append(row[metric])
         steps = sorted(by_step)
         colour, style = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]

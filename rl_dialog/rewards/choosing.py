@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Reward, choose_rewards
+from rl_dialog.rewards.fitted import judges_texts
 from rl_dialog.rewards.normalise import Normaliser, read_kinds
-from rl_dialog.rewards.scorers import BUILT_IN, make_scorers, needed, paths_of
+from rl_dialog.rewards.scorers import (
+    BUILT_IN,
+    LABELS,
+    NO_MODEL,
+    Scorer,
+    make_scorers,
+    needed,
+    paths_of,
+)
 
 
 def read_weights(
@@ -71,6 +81,49 @@ def load_rewards(
                 "(pipelines.fit_reward makes one)"
             )
     return functions
+
+
+def prepared_rewards(
+    names: Sequence[str], settings: Mapping[str, Any], *, reward_model: str = ""
+) -> tuple[dict[str, Reward], dict[str, str]]:
+    """The functions as `prepare` with these settings had them, and why some of `names` are not among them.
+
+    `reward_model` stands for the one that the settings name.
+    """
+    scorers, problems = _prepared_scorers(settings, reward_model)
+    how = {"rating_name": settings.get("rating"), "compat": settings.get("compat", ""), "scorers": scorers}
+    rewards, missing = {}, {}
+    for name in names:
+        try:
+            [reward] = choose_rewards([name], **how).values()
+        except UserError as error:
+            missing[name] = str(error)
+            continue
+        lacking = [kind for kind in needed(reward) if scorers[kind] is NO_MODEL]
+        if lacking:
+            unknown = "the model that the data was prepared with is not known here"
+            flag = ": --reward_model" if "reward_model" in lacking else ""
+            missing[name] = problems.get(lacking[0], unknown) + flag
+        else:
+            rewards[name] = reward
+    return rewards, missing
+
+
+def _prepared_scorers(
+    settings: Mapping[str, Any], reward_model: str
+) -> tuple[dict[str, Scorer], dict[str, str]]:
+    """Keyword -> scorer, NO_MODEL for one that cannot be loaded; and why it cannot."""
+    paths = paths_of(settings.get("scorers", ())) | ({"reward_model": [reward_model]} if reward_model else {})
+    weights = read_label_weights(settings.get("label_weights", ()))
+    scorers, problems = dict(BUILT_IN), {}
+    for kind, named in paths.items():
+        weighed = kind in LABELS and not judges_texts(named[0])
+        entries = [f"{kind}={path}" for path in named]
+        try:
+            scorers[kind] = make_scorers(entries, label_weights=weights if weighed else None)[kind]
+        except UserError as error:
+            scorers[kind], problems[kind] = NO_MODEL, str(error)
+    return scorers, problems
 
 
 def scorer_names(weights: Mapping[str, float], *, compat: str, scorers: Sequence[str]) -> dict[str, str]:

@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 
+from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.sweep import Trial, _trained_change, _warned, headline_of, rank
+from rl_dialog.evaluation.sweep import (
+    Trial,
+    _best_trial,
+    _curves,
+    _trained_change,
+    _warned,
+    _write_tensorboard,
+    headline_of,
+    rank,
+)
 
 SWEEP = SimpleNamespace(
     metric="eval/loss", mode="min", figure="perplexity", seeds=(0, 1), start="--max_steps 1"
@@ -115,3 +125,27 @@ def test_trials_that_were_over_optimised_while_they_were_watched_are_named() -> 
         {"step": step, "eval/loss": 1.0, "eval/over_optimised": float(step > 5)} for step in (5, 10, 15)
     ]
     assert _warned(SWEEP, rank(SWEEP, [calm, wild])).notes == ["wild-seed0: step 10"]
+
+
+def test_reports_without_the_metric_are_passed_over(tmp_path: Path) -> None:
+    """A return is not measured where every episode failed; what was measured before counts."""
+    lower, higher, never = trial("a", 0, loss=1.0), trial("a", 1, loss=3.0), trial("never", 0)
+    for one in (lower, higher):
+        one.reports.append({"step": 10, "eval/failed": 1.0})
+    never.reports[:] = [{"step": 5, "eval/failed": 1.0}]
+    ranked = rank(SWEEP, [never, lower, higher])
+    assert [point.name for point in ranked] == ["a", "never"]
+    assert ranked[0].headline.value == 2.0 and ranked[1].headline is None
+    assert _best_trial(SWEEP, ranked[0]) is lower and _best_trial(SWEEP, ranked[1]) is never
+    assert _curves(SWEEP, ranked).plot
+    _write_tensorboard(tmp_path / "board", SWEEP, ranked)
+    assert {folder.name for folder in (tmp_path / "board").iterdir()} == {"a-seed0", "a-seed1", "never-seed0"}
+
+
+def test_a_search_is_told_the_last_metric_there_was() -> None:
+    asked = SimpleNamespace(sweep=SWEEP)
+    one, never = trial("a", 0, loss=2.0), trial("a", 1)
+    one.reports.append({"step": 10, "eval/failed": 1.0})
+    never.reports[:] = [{"step": 5, "eval/failed": 1.0}]
+    assert SweepExperiment._reached(asked, [one, never]) == 2.0
+    assert SweepExperiment._reached(asked, [never]) is None

@@ -2,11 +2,15 @@
 and errors a user can read."""
 
 import csv
+import html
 import json
+import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +26,7 @@ from rl_dialog.evaluation.generation import Decoding, load_for_decoding
 from rl_dialog.methods import BC, ILQL, WayOffPolicy
 from rl_dialog.models.checkpoint import save_policy
 from rl_dialog.models.text_reward import TextReward
+from rl_dialog.rewards.tfidf import TfidfClassifier
 
 SHORT = {
     "episodes": 6,
@@ -415,6 +420,39 @@ def test_a_reward_model_ranks_candidates_and_judges_replies(runs, data, tmp_path
     )
     assert "gain/reward model/token_f1@1" in group["figures"] and "reward/learned" in group["figures"]
     assert "reward model" in (tmp_path / "out" / "report.md").read_text() and result["checkpoints"] == 1
+
+
+def test_rewards_are_computed_as_the_data_was_prepared(runs, data, tmp_path, monkeypatch):
+    """With its models, settings and functions of one's own; what is not here is left out, and told."""
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "def sevens(dialog):\n    return [7.0 for _ in dialog.replies]\n"
+    (tmp_path / "rewards_of_mine.py").write_text(code)
+    # a classifier that knows no word gives its bias: 1 / (1 + 1/3)
+    no_words = TfidfClassifier([], np.zeros(0), np.zeros(0), math.log(3))
+    no_words.save_pretrained(tmp_path / "judge")
+    manifest = json.loads((path := Path(data) / MANIFEST).read_text())
+    names = ("vote", "reply_sentiment", "toxicity", "learned", "predicted_upvotes")
+    names += ("rewards_of_mine:sevens", "rewards_of_mine:gone")
+    manifest["rewards"]["components"] = {name: {"weight": 1.0} for name in names}
+    scorers = [f"sentiment={tmp_path / 'judge'}", f"toxicity={tmp_path / 'lost'}"]
+    path.write_text(json.dumps(manifest | {"settings": {"scorers": scorers}}))
+    checkpoint = f"{runs['bc-seed0']}/checkpoint-1"
+    main(EvaluateConfig(checkpoints=(checkpoint,), data=data, output_dir=str(tmp_path / "out"), **SHORT))
+    [group] = json.loads((tmp_path / "out" / "metrics.json").read_text())["groups"]
+    figures, [run] = group["figures"], group["runs"]
+    assert figures["reward/reply_sentiment"]["value"] == pytest.approx(0.75)
+    assert figures["reward/rewards_of_mine:sevens"]["value"] == 7.0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "trained on: rewards_of_mine:sevens" in page
+    not_known = "the model that the data was prepared with is not known here"
+    for name, why in (
+        ("toxicity", "lost: expected a directory with a model"),
+        ("learned", f"{not_known}: --reward_model"),
+        ("predicted_upvotes", not_known),
+        ("rewards_of_mine:gone", "reward 'rewards_of_mine:gone': expected gone in rewards_of_mine.py"),
+    ):
+        assert f"reward/{name}" not in run["figures"] and why in run["notes"][f"reward/{name}"]
+        assert html.escape(why) in page
 
 
 def check_candidates(path, replies, figures):

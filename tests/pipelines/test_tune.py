@@ -31,7 +31,7 @@ from rl_dialog.cluster.tune import Resources, run_trials
 from rl_dialog.config import ConfigError, load_config
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.experiment import Run
-from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points
+from rl_dialog.evaluation.sweep_space import Halving, Point, Sweep, find_points
 from rl_dialog.models.policy import Policy
 from tests.holding import Hold
 from tests.processes import of_a_job, title
@@ -485,6 +485,31 @@ def test_a_metric_that_is_never_reported_ends_the_sweep_at_once(running, tmp_pat
             ended=lambda *how: heard.append(how),
         )
     assert heard == [] and not list(tmp_path.glob("*-2"))
+
+
+@pytest.mark.slow
+def test_a_report_without_the_metric_stops_nothing_once_it_was_there(running, tmp_path: Path) -> None:
+    """As where an endpoint is down: the trial is judged by its next report."""
+
+    def work(trial: int, report) -> dict[str, float]:
+        while trial == 1 and not (tmp_path / "ended").exists():
+            time.sleep(0.05)
+        report({"step": 1, "eval/return": 1.0 - trial})
+        report({"step": 2, "eval/failed": 1.0} if trial else {"step": 2, "eval/return": 1.0})
+        (tmp_path / f"{trial}").touch()
+        report({"step": 3, "eval/return": 1.0 - trial})
+        time.sleep(1)
+        return {"step": 4, "eval/failed": 1.0}
+
+    heard = {}
+
+    def ended(position: int, how: str, seconds: float) -> None:
+        heard[position] = how
+        (tmp_path / "ended").touch()
+
+    how = {"resources": Resources(), "folder": tmp_path / "tune", "halving": Halving(grace=2, factor=2)}
+    run_trials(work, range(2), metric="eval/return", mode="max", **how, ended=ended)
+    assert heard == {0: "ended", 1: "stopped"} and (tmp_path / "1").exists()
 
 
 @pytest.mark.slow

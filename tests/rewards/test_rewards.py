@@ -13,6 +13,7 @@ import pytest
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, apply_rewards, choose_rewards
+from rl_dialog.rewards.choosing import prepared_rewards
 
 
 def talk():
@@ -164,6 +165,16 @@ def test_a_module_that_is_not_there_or_not_right(own):
     ):
         with pytest.raises(UserError, match=f"reward '{name}': .*{reason}"):
             choose_rewards([name])
+
+
+def test_prepared_rewards_read_the_same_rating_and_columns():
+    dialog = talk()
+    dialog.meta = {"ratings": {"quality": 5, "fluency": 1}}
+    [rating] = prepared_rewards(["rating"], {"rating": "fluency"})[0].values()
+    assert rating(dialog) == [None, 1]
+    rewards, missing = prepared_rewards(["laughter", "repetition"], {"compat": "2019"})
+    assert rewards == {"laughter": COMPAT["2019"]["laughter"][0]}
+    assert missing["repetition"].startswith("--compat 2019: 'repetition' is not known")
 
 
 def test_the_2019_columns_are_known_by_their_names():

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choose_rewards
+from rl_dialog.rewards.choosing import prepared_rewards
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.encoder import Encoder
 from rl_dialog.rewards.reply import toxicity, toxicity_level, toxicity_noised
@@ -247,6 +248,19 @@ def test_emoji_weights():
 def test_a_classifier_of_64_unnamed_outputs_is_one_of_emojis(classifier):
     scorer = make_scorers([f"sentiment={classifier([f'LABEL_{i}' for i in range(64)])}"])["sentiment"]
     assert abs(scorer("good dogs") - 0.0703125) < 0.1  # a random model is nearly uniform
+
+
+def test_prepared_rewards_weigh_the_labels_as_they_were_and_a_lost_model_takes_no_other_along(classifier):
+    path = classifier(["joy", "anger"])
+    weights = {"joy": 1.0, "anger": -0.5}
+    settings = {"scorers": ["encoder=/lost", f"sentiment={path}"]}
+    settings["label_weights"] = [f"{label}={weight}" for label, weight in weights.items()]
+    rewards, missing = prepared_rewards(["coherence", "reply_sentiment"], settings)
+    scorer = make_scorers([f"sentiment={path}"], label_weights=weights)["sentiment"]
+    dialog = talk("hi", "good dogs")
+    assert rewards.keys() == {"reply_sentiment"} and missing.keys() == {"coherence"}
+    [said] = rewards["reply_sentiment"](dialog)
+    assert said == pytest.approx(scorer("good dogs"), abs=1e-6)
 
 
 def test_several_labels_may_hold(classifier):
