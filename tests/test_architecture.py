@@ -45,7 +45,8 @@ ALLOWED = {
 # Libraries that only these places know.
 CONFINED = {
     "ray": ("rl_dialog/cluster/", "pipelines/"),
-    "gymnasium": ("envs/", "rl_dialog/cluster/"),
+    # imitation's environment has it, where nothing of ours is
+    "gymnasium": ("envs/", "rl_dialog/cluster/", "pipelines/benchmark/imitation_rival.py"),
     "fastapi": ("rl_dialog/serving/", "rl_dialog/preferences/page", "rl_dialog/cluster/serve.py"),
 }
 VAGUE = {"utils", "util", "helpers", "helper", "common", "manager", "handler", "base", "misc", "tools"}
