@@ -467,6 +467,9 @@ def test_tokens_and_the_page(folder):
         main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2}
         and folder.log.labels() == []
     )
+    boss = main(LabelConfig(run=str(folder.path), new_token="boss", scopes=("operator",)))
+    assert main(LabelConfig(run=str(folder.path), revoke="boss")) == {"labeller": "boss", "revoked": 0}
+    assert folder.log.keys.find(boss["token"]) is None
 
 
 def test_the_plan_and_the_report(folder, tmp_path):
