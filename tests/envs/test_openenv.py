@@ -364,6 +364,23 @@ def test_a_conversation_that_is_not_the_one_so_far_is_added_as_words(odd_server)
     assert odd_server.max_turns == 64
 
 
+@pytest.mark.parametrize("metadata", [{}, {"step": 1}, {"truncated": False, "failed": None}])
+def test_anothers_reward_may_come_at_the_end(odd_server, monkeypatch, metadata):
+    """Ours says with every observation whether it ended; there no reward is an unscored episode."""
+
+    def end_of(last_reward, **more):
+        said = [observation(None, **more), observation(None, **more), observation(last_reward, True, **more)]
+        answers = iter(json.loads(each)["data"] for each in said)
+        monkeypatch.setattr(odd_server, "_ask", lambda message: next(answers))
+        played = play(odd_server, lambda messages: "hi", seed=1)
+        return played.end, played.returns["assistant"]
+
+    assert end_of(1.0, metadata=metadata) == ("terminated", 1.0)
+    assert end_of(None, metadata=metadata) == ("unscored", None)
+    assert end_of(None, metadata=metadata | {"truncated": True})[1] is None
+    assert end_of(1.0, metadata={"terminated": False}) == ("unscored", None)
+
+
 def test_a_schema_without_end_is_no_answer(monkeypatch):
     """A byte now and then would keep every timer of the connection waiting. A minute passes with each."""
     clock = SimpleNamespace(now=0.0)
