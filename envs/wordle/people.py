@@ -28,9 +28,7 @@ from envs.wordle.words import Words
 from rl_dialog.errors import UserError
 
 SQUARES = {"🟩": "g", "🟧": "g", "🟨": "y", "🟦": "y", "⬛": "b", "⬜": "b"}
-THOUSANDS = (
-    ".,'\u2019 \u00a0\u2009\u202f"  # before three digits: also an apostrophe or a space, narrow or wide
-)
+THOUSANDS = ".,'\u2019 \u00a0\u2009\u202f"  # what stands before the last three digits, by country
 VARIATION = "\ufe0f"  # says only that the sign before it is a picture
 ANSWERS_KEPT = 4096  # answers whose table of guesses by colours is kept
 
