@@ -4,7 +4,8 @@
     python -m pipelines.check_env --env openenv:ws://127.0.0.1:8000
 
 The protocol is in rl_dialog/serving/worlds.py. Runs until Ctrl-C. There are no keys: whoever reaches the
-address can talk, so another --host than this machine's asks for --public.
+address can talk, so another --host than this machine's asks for --public. Without it the server answers to
+localhost, 127.0.0.1, ::1 and its --host only, and to no web page from elsewhere.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def main(config: ServeEnvConfig) -> dict[str, Any]:
     make_world = text_env(config.env)
 
     from rl_dialog.serving.worlds import WorldLimits, create_world_app
-    from rl_dialog.web_server import WebServer, listening
+    from rl_dialog.web_server import LOOPBACK, WebServer, listening
 
     limits = WorldLimits(sessions=config.sessions, idle=config.idle)
     place = listening(config.host, config.port)
-    app = create_world_app(make_world, config.env, limits)
+    hosts = None if config.public else (*LOOPBACK, config.host)
+    app = create_world_app(make_world, config.env, limits, hosts=hosts)
     server = WebServer(app, place, websocket_bytes=limits.largest)
     url = server.url.replace("http://", "ws://")
     try:

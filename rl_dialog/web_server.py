@@ -19,6 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rl_dialog.errors import UserError
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # hosts that name this machine
 # Who asks for another protocol, as Java's client does for HTTP/2, may be answered in this one (RFC 9110).
 # uvicorn's parser would skip the body and hear nothing more of this connection.
 UPGRADE = re.compile(rb"(\A|\r\n)upgrade(?=[ \t]*:)", re.IGNORECASE)

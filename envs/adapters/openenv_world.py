@@ -97,10 +97,10 @@ class OpenEnvWorld:
         self.replies.append(reply)
         self._hear(answer)
         told = _metadata(answer)
-        truncated = bool(told.get("truncated")) or "failed" in told
+        truncated = bool(told.get("truncated")) or told.get("failed") is not None
         done = bool(answer.get("done")) and not truncated
-        if reward is None and not told and not done:
-            reward = 0.0  # OpenEnv's servers may leave it out until the end
+        if reward is None and not _is_ours(answer) and not done and not truncated:
+            reward = 0.0  # another's server may leave it out until the end
         return list(self.messages), reward, done, truncated, _metadata_info(told.get("failed"), told)
 
     def close(self) -> None:
@@ -142,8 +142,7 @@ class OpenEnvWorld:
         """Adds what the server said."""
         observed = answer.get("observation")
         whole = observed.get("messages") if isinstance(observed, dict) else None
-        ours = "terminated" in _metadata(answer)
-        if _is_conversation(whole) and (ours or whole[: len(self.messages)] == self.messages):
+        if _is_conversation(whole) and (_is_ours(answer) or whole[: len(self.messages)] == self.messages):
             self.messages = [dict(message) for message in whole]
             return
         self.messages.append({"role": "user", "content": _words(observed, self.text)})
@@ -254,6 +253,10 @@ def _action_field(schema: Mapping[str, Any]) -> str:
 def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
     told = answer.get("metadata")
     return told if isinstance(told, dict) else {}
+
+
+def _is_ours(answer: Mapping[str, Any]) -> bool:
+    return "terminated" in _metadata(answer)
 
 
 def _reward(answer: Mapping[str, Any]) -> Any:

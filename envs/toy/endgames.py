@@ -65,7 +65,7 @@ class Endgames:
         if turns < longest:
             expected = f"turns of at least {longest}, the longest mate of {', '.join(self.kinds)}"
             raise UserError(f"env 'toy_endgames': expected {expected}, got {turns}; or a smaller mate_in")
-        self.max_turns, self.mate_in = turns, mate_in
+        self.max_turns, self.mate_in = turns, longest
         self.fen: str | None = None
 
     def __call__(self) -> Endgames:

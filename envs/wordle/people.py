@@ -28,6 +28,7 @@ from envs.wordle.words import Words
 from rl_dialog.errors import UserError
 
 SQUARES = {"🟩": "g", "🟧": "g", "🟨": "y", "🟦": "y", "⬛": "b", "⬜": "b"}
+THOUSANDS = ".,'\u2019 \u00a0\u2009\u202f"  # what stands before the last three digits, by country
 VARIATION = "\ufe0f"  # says only that the sign before it is a picture
 ANSWERS_KEPT = 4096  # answers whose table of guesses by colours is kept
 
@@ -56,8 +57,8 @@ def read_grid(text: str) -> tuple[str, ...]:
 
 
 def puzzle_number(text: str) -> int | None:
-    """The day's number: `Wordle 215 3/6`."""
-    found = re.search(r"Wordle\s+#?(\d[\d.,]*)\s", text)
+    """The day's number: `Wordle 215 3/6`, `Wordle 1,216 3/6`, with whatever stands between thousands."""
+    found = re.search(rf"Wordle\s+#?(\d{{1,3}}(?:[{THOUSANDS}]\d{{3}})+|\d+)[.,]*\s", text)
     return int(re.sub(r"\D", "", found[1])) if found else None
 
 

@@ -68,6 +68,7 @@ from rl_dialog.preferences.plan import Plan
 
 LEASE = 60.0  # seconds
 VALIDATION = 0.2  # share of the segments whose labels are for validation
+PAGE_SCOPES = ("labeller", "operator", "metrics")  # of keys for the page of a run
 LOCK = 0x726C_6C61_6265_6C  # of PostgreSQL, held by the one who writes
 
 
@@ -486,14 +487,20 @@ class LabelLog:
 
     def revoke_labeller(self, name: str, reason: str = "labeller revoked") -> int:
         """Revokes all answers of a labeller (their records stay) and lets them answer no more; how many.
-        Their queries are open again."""
+        Their queries are open again. A key of that name for the run's page goes too, also an operator's who
+        has no answers; one for chats alone stays."""
         name_of(name, "name of a labeller")
         name_of(reason, "reason")
+        keys = [key for key in self.keys.all() if key.name == name and key.may(*PAGE_SCOPES)]
+        if keys:
+            self.keys.revoke(name)
         answered_queries = select(ANSWERS.c.query).where(ANSWERS.c.labeller == name)
         with self._writing() as (connection, now):
             labeller = connection.scalar(select(LABELLERS.c.name).where(LABELLERS.c.name == name))
             if labeller is None:
                 if connection.execute(answered_queries.limit(1)).first() is None:
+                    if keys:
+                        return 0
                     raise KeyError(f"expected the name of a labeller, got {name!r}")
                 connection.execute(insert(LABELLERS).values(name=name, created=now))
             connection.execute(update(LABELLERS).where(LABELLERS.c.name == name).values(revoked=now))
@@ -502,6 +509,4 @@ class LabelLog:
             ).rowcount
             connection.execute(delete(LEASES).where(LEASES.c.labeller == name))
             sql.count_missing(connection, QUERIES.c.number.in_(answered_queries))
-        if any(key.name == name and key.may("labeller") for key in self.keys.all()):
-            self.keys.revoke(name)
         return revoked

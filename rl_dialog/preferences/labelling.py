@@ -41,7 +41,8 @@ class TokenOptions:
     """what a new token may do: labeller, operator (the run's page, everybody's statistics), metrics (the
     run's page), or several of them"""
     revoke: str = ""
-    """revoke a labeller: their token and all their labels, whose pairs others get; then return"""
+    """revoke a labeller: their token and all their labels, whose pairs others get; or an operator's or
+    metrics token; then return"""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ class TerminalLabeller:
         self.renewed = self.active = self.asked = self.began = 0.0
 
     def run(self) -> dict[str, Any]:
-        """Asks until the person leaves; what they did. The pair they hold goes back, however it ends."""
+        """Asks until the person leaves; what they did. The pair they hold goes back, however it ends.
+        Raises UserError for a labeller who was revoked."""
         try:
             with Keyboard(sys.stdin) as keyboard, Screen(self.console) as screen:
                 self.active = time.monotonic()
@@ -87,6 +88,9 @@ class TerminalLabeller:
                 self._read_first(keyboard, screen)
                 while self._turn(keyboard, screen):
                     pass
+        except PermissionError as error:  # an OSError, but none of the terminal's: the labeller was revoked
+            self.pair = None  # it is theirs no more
+            raise UserError(str(error)) from None
         except (
             KeyboardInterrupt,
             OSError,

@@ -311,11 +311,12 @@ class Completions:
         """The chat that a request belongs to, if it says so, the model that answers, and the probability
         with which it was drawn just now."""
         chat, name, propensity, served = None, request.model, None, self.models.served
-        somebody = participant(key, request.user)
         if request.chat_id is not None or request.completion_id is not None:
             known = await asyncio.to_thread(self._chat, request, key.name)
             chat, name = known.id, known.model if name == ASSIGNED else name
-        elif name == ASSIGNED:
+        # Of nobody in particular a chat is its own.
+        somebody = participant(key, request.user) or chat or secrets.token_hex(16)
+        if name == ASSIGNED:
             name, propensity = self.models.draw(somebody)
         if name not in served and request.model == ASSIGNED:  # taken out of service: the chat goes on
             name, _ = self.models.draw(somebody)

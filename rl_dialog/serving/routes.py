@@ -23,8 +23,8 @@ from rl_dialog.serving.completions import Completions, participant
 from rl_dialog.serving.metrics import Metrics
 from rl_dialog.serving.protocol import RATINGS, ApiError, ChatRequest, ChatStart, Feedback, Ratings
 from rl_dialog.serving.served import ASSIGNED, Models, Served
+from rl_dialog.web_server import LOOPBACK
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PAGE = Path(__file__).parent / "page"
 PAGE_HEADERS = {
     "Content-Security-Policy": (

@@ -18,11 +18,14 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+
+from rl_dialog.web_server import LOOPBACK
 
 MAX_TURNS = 64  # replies after which an episode is cut off whose world does not say
 LARGEST_SEED = 2**63 - 1
@@ -121,8 +124,15 @@ def _observation(
     }
 
 
-def create_world_app(make_world: Callable[[], Any], name: str, limits: WorldLimits | None = None) -> FastAPI:
-    """The application that serves worlds of one class."""
+def create_world_app(
+    make_world: Callable[[], Any],
+    name: str,
+    limits: WorldLimits | None = None,
+    *,
+    hosts: Collection[str] | None = LOOPBACK,
+) -> FastAPI:
+    """The application that serves worlds of one class to who asks it by one of these host names, and to web
+    pages that came from one of them; None: to everybody."""
     limits = limits or WorldLimits()
     app = FastAPI(title=f"rl_dialog: {name}", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.sessions = 0
@@ -138,6 +148,9 @@ def create_world_app(make_world: Callable[[], Any], name: str, limits: WorldLimi
 
     @app.websocket("/ws")
     async def talk(socket: WebSocket) -> None:
+        if hosts is not None and not _asked_by(socket, hosts):
+            await socket.close(code=1008)
+            return
         await socket.accept()
         if app.state.sessions >= limits.sessions:
             await _say_error(socket, Refused("CAPACITY_REACHED", f"{limits.sessions} sessions are under way"))
@@ -152,6 +165,16 @@ def create_world_app(make_world: Callable[[], Any], name: str, limits: WorldLimi
             app.state.sessions -= 1
 
     return app
+
+
+def _asked_by(socket: WebSocket, hosts: Collection[str]) -> bool:
+    """Neither a web page from elsewhere, nor one whose name was pointed to this machine."""
+    origin = socket.headers.get("origin")
+    try:
+        asked = {socket.url.hostname} | ({urlsplit(origin).hostname} if origin is not None else set())
+    except ValueError:  # half of an IPv6 address
+        return False
+    return asked <= set(hosts)
 
 
 async def _converse(socket: WebSocket, make_world: Callable[[], Any], limits: WorldLimits) -> None:

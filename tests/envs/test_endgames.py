@@ -206,6 +206,14 @@ def test_with_a_piece_less_the_game_goes_on():
     assert 1 <= moves_to_mate(chess.Board(world.fen)) <= LONGEST["KRK"]
 
 
+@pytest.mark.parametrize("mate_in", [16, 254, 255, 1000])
+def test_a_position_is_a_legal_one_however_long_mate_may_take(mate_in):
+    world = Endgames(mate_in=mate_in)
+    for seed in range(20):
+        messages, info = world.reset(seed=seed)
+        assert chess.Board(messages[0]["content"]).is_valid() and info["meta"]["mate_in"] <= 16
+
+
 def test_the_limit_counts_every_reply():
     world = Endgames(pieces="KQK", turns=10)
     played = play(world, lambda messages: "pass", seed=2)

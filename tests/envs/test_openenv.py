@@ -16,6 +16,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import connect
 from websockets.sync.server import serve
@@ -92,6 +94,34 @@ def test_episodes_are_those_of_the_world_itself(house):
     make = text_env(f"openenv:{house}")
     for seed in range(6):
         assert same(play(House(), Babbler(seed), seed=seed), play(make(), Babbler(seed), seed=seed))
+
+
+EVIL = "https://evil.example"
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_let_in"),
+    [(host, None, True) for host in ("127.0.0.1:8000", "localhost", "[::1]:8000")]
+    + [("127.0.0.1", origin, True) for origin in ("http://localhost:3000", "http://[::1]")]
+    + [("127.0.0.1", origin, False) for origin in (EVIL, "null", "", "http://[", f"{EVIL}/127.0.0.1")]
+    + [("rebound.example:8000", origin, False) for origin in (None, "http://rebound.example:8000")],
+)
+def test_web_pages_from_elsewhere_are_not_let_in(host, origin, is_let_in):
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+
+    def begins(**more):
+        client = TestClient(create_world_app(House, "house", **more))
+        with client.websocket_connect("/ws", headers=headers) as place:
+            place.send_json({"type": "reset"})
+            return place.receive_json()["type"] == "observation"
+
+    assert begins(hosts=None)  # --public
+    if is_let_in:
+        assert begins()
+    else:
+        with pytest.raises(WebSocketDisconnect) as refused:
+            begins()
+        assert refused.value.code == 1008
 
 
 class Told(Haggle):
@@ -362,6 +392,23 @@ def test_a_conversation_that_is_not_the_one_so_far_is_added_as_words(odd_server)
     words = [message["content"] for message in played.dialogs["assistant"].messages]
     assert words == ["you said it", *["fine", "you said it"] * 2] and played.end == "truncated"
     assert odd_server.max_turns == 64
+
+
+@pytest.mark.parametrize("metadata", [{}, {"step": 1}, {"truncated": False, "failed": None}])
+def test_anothers_reward_may_come_at_the_end(odd_server, monkeypatch, metadata):
+    """Ours says with every observation whether it ended; there no reward is an unscored episode."""
+
+    def end_of(last_reward, **more):
+        said = [observation(None, **more), observation(None, **more), observation(last_reward, True, **more)]
+        answers = iter(json.loads(each)["data"] for each in said)
+        monkeypatch.setattr(odd_server, "_ask", lambda message: next(answers))
+        played = play(odd_server, lambda messages: "hi", seed=1)
+        return played.end, played.returns["assistant"]
+
+    assert end_of(1.0, metadata=metadata) == ("terminated", 1.0)
+    assert end_of(None, metadata=metadata) == ("unscored", None)
+    assert end_of(None, metadata=metadata | {"truncated": True})[1] is None
+    assert end_of(1.0, metadata={"terminated": False}) == ("unscored", None)
 
 
 def test_a_schema_without_end_is_no_answer(monkeypatch):

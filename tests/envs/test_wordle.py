@@ -466,6 +466,16 @@ def test_the_days_answer_is_kept_where_it_is_known(words):
         next(people_games(texts, words, 0, answers={1: "zzzzz"}))
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(f"Wordle 1{mark}234 4/6", 1234) for mark in ",.' \u00a0\u2009\u202f\u2019"]
+    + [("Wordle 234 4/6", 234), ("Wordle 1234 X/6", 1234), ("Wordle #2\u202f345 3/6*", 2345)]
+    + [("Wordle 234, 4/6", 234), ("Wordle 12 3/6", 12), ("Wordle 4/6", None), ("Wordle 234\n100 tries", 234)],
+)
+def test_a_days_number_in_every_country(text, number):
+    assert puzzle_number(text) == number
+
+
 def test_wrong_files_of_people(tmp_path):
     path = tmp_path / "tweets.csv"
     path.write_text("id,tweet\n1,hello\n", encoding="utf-8")

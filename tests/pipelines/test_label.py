@@ -467,6 +467,31 @@ def test_tokens_and_the_page(folder):
         main(LabelConfig(run=str(folder.path), revoke="ann")) == {"labeller": "ann", "revoked": 2}
         and folder.log.labels() == []
     )
+    boss = main(LabelConfig(run=str(folder.path), new_token="boss", scopes=("operator",)))
+    assert main(LabelConfig(run=str(folder.path), revoke="boss")) == {"labeller": "boss", "revoked": 0}
+    assert folder.log.keys.find(boss["token"]) is None
+
+
+def test_who_is_revoked_hears_it(folder, monkeypatch, tmp_path):
+    """In front of a pair, and before the first one."""
+    folder.log.add_query(*[folder.segments.add(Reply([], text)) for text in "ab"])
+    folder.log.add_labeller("ann")
+    lease = folder.log.lease
+
+    def lease_once(*given):
+        pair = lease(*given)
+        folder.log.revoke_labeller("ann")
+        return pair
+
+    monkeypatch.setattr(folder.log, "lease", lease_once)
+    (tmp_path / "keys").write_text("l\nl\n")
+    for _ in range(2):
+        labeller = TerminalLabeller(folder.log, folder.segments, "ann", console=Console(file=io.StringIO()))
+        with open(tmp_path / "keys") as keys, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", keys)
+            with pytest.raises(UserError, match="the labeller 'ann' was revoked"):
+                labeller.run()
+    assert folder.log.counts()["labels"] == 0 and folder.free()
 
 
 def test_the_plan_and_the_report(folder, tmp_path):

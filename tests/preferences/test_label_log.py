@@ -647,6 +647,18 @@ def test_who_labels_without_a_key_may_be_revoked_beside_a_key_of_that_name(log):
     assert log.revoke_labeller("ann") == 1 and log.keys.find(key).name == "ann"
 
 
+@pytest.mark.parametrize("scope", ["operator", "metrics"])
+def test_a_key_for_the_page_alone_is_revoked_too(log, scope):
+    ask(log, 1)
+    keys = {name: log.keys.add(name, scopes=[scope]) for name in ("boss", "ann")}
+    answer(log, "ann")
+    assert [log.revoke_labeller(name) for name in ("boss", "boss", "ann")] == [0, 0, 1]
+    assert [log.keys.find(key) for key in keys.values()] == [None, None] and "boss" not in log.labellers()
+    log.keys.add("app", scopes=["chat"])
+    with pytest.raises(KeyError, match="expected the name of a labeller, got 'app'"):
+        log.revoke_labeller("app")
+
+
 def test_tokens(log, store_url):
     token, other = log.add_labeller("ann"), log.add_labeller("bob")
     assert token != other and (log.labeller_of(token), log.labeller_of(other)) == ("ann", "bob")

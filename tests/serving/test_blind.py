@@ -1,14 +1,19 @@
 """While models are compared, nothing that a client sees tells which of them answers; and who gets which."""
 
+import asyncio
 import re
 from collections import Counter
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
 
+from rl_dialog.data.keys import ANYBODY
 from rl_dialog.data.tokenize import train_tokenizer
 from rl_dialog.methods import UtteranceILQL
+from rl_dialog.serving.completions import Completions
+from rl_dialog.serving.protocol import ChatRequest
 
 TALK = [{"role": "user", "content": "hello there"}]
 FIELDS = ({}, {"temperature": 0}, {"max_tokens": 3}, {"stream": True}, {"n": 2}, {"logprobs": True},
@@ -115,3 +120,22 @@ def test_any_client_gets_the_model_that_is_drawn_for_its_participant(serve):
         assert len(drawn) >= 3 and set(drawn.values()) == {"bc", "ilql"}
         shares = Counter(models.draw(f"user {n}")[0] for n in range(4000))
         assert shares["ilql"] / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_who_says_nothing_of_themselves_is_somebody_new(serve):
+    """Without key and user every request is a draw of its own, and a chat whose model is gone stays with one;
+    a named key is one participant."""
+    with serve() as (_, models, store):
+        completions = Completions(models, store, None)
+
+        def drawn(key=ANYBODY, chat_id=None):
+            request = ChatRequest(model="assigned", messages=TALK, chat_id=chat_id)
+            _, served, propensity = asyncio.run(completions._model(request, key))
+            return served.name, propensity
+
+        assert {drawn() for _ in range(40)} == {("bc", 0.5), ("ilql", 0.5)}
+        about = {"key": "", "user": "", "model": "gone", "propensity": 0.5}
+        chats = [store.start_chat(**about) for _ in range(40)]
+        once, again = ([drawn(chat_id=chat) for chat in chats] for _ in range(2))
+        assert once == again and set(once) == {("bc", None), ("ilql", None)}
+        assert len({drawn(replace(ANYBODY, name="app")) for _ in range(40)}) == 1

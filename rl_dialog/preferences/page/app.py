@@ -41,8 +41,8 @@ from rl_dialog.preferences.page.desk import MOST_LEASES, Desk
 from rl_dialog.preferences.plan import LONGEST_REASON, MOST_REASONS, Plan
 from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.preferences.segments import Clip, Reply, Segment, Segments
+from rl_dialog.web_server import LOOPBACK
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 STATIC = Path(__file__).parent / "static"
 HEADERS = {
     "Content-Security-Policy": (
