@@ -14,11 +14,14 @@ import pytest
 from pipelines import fit_reward, online
 from pipelines.online import OnlineConfig
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import RLOO
 from rl_dialog.preferences import labelled_reward
+from rl_dialog.preferences.gold_pairs import gold_of
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelled_reward import LabelledReward
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
+from rl_dialog.preferences.labels import NewQuery
 from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.segments import Conversation, Reply, Segments
 from tests.envs.chat_server import chat_server
@@ -260,6 +263,31 @@ def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> Non
         thread.join()
     assert len(seen) >= 12 and set(seen) == {(Conversation, "In which conversation is the bot better?")}
     assert f"waiting for 12 of 12 labels: python -m pipelines.label --run {out}" in capfd.readouterr().err
+
+
+def test_pairs_that_become_gold_are_not_waited_for(config, monkeypatch, tmp_path: Path) -> None:  # noqa: ANN001
+    """Of six pairs an expert answers two while the run waits; these are made gold, and labels can only come
+    from the others."""
+    monkeypatch.setattr(labelled_reward, "LOOK", 0.01)
+    monkeypatch.setattr(labelled_reward, "REMIND", 0.0)
+    settings = replace(config.preferences, labeller="people")
+    how = {"total_rounds": 2, "group_size": 4, "start": "new", "decoding": Decoding(), "seed": 0}
+    reward = LabelledReward(settings, tmp_path, **how)
+    new = [NewQuery(f"a{n}", f"b{n}", validation=False) for n in range(6)]
+    reward.asked[0] = reward.log.add_queries(new)
+
+    def answered(labeller: str, most: int) -> None:
+        for pair in reward.log.lease_many(labeller, most):
+            reward.log.answer(pair.id, labeller, "left")
+
+    def meanwhile(_: str) -> None:
+        assert not reward.log.gold(), "still waits with nothing left to label"
+        answered("expert", 2)
+        reward.log.add_gold(gold_of("expert", reward.log.answers()))
+        answered("ann", 6)
+
+    reward.say = meanwhile
+    assert sum(answer.gold is None for answer in reward._answers(0)) == 4
 
 
 @pytest.mark.slow
