@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -319,10 +320,26 @@ def test_a_reward_that_a_coin_taught_is_told(config, capfd) -> None:  # noqa: AN
     assert "held-out pairs as they were labelled, which a coin may do as well" in capfd.readouterr().err
 
 
-def test_labels_that_prefer_nothing_end_the_run(config) -> None:  # noqa: ANN001
+def test_labels_that_prefer_nothing_end_the_run_which_can_go_on(config) -> None:  # noqa: ANN001
+    """The ties stay; of the pairs that are asked about then one is better."""
     ties = replace(config.preferences, oracle=replace(config.preferences.oracle, ties=100.0))
-    with pytest.raises(UserError, match="expected labels that prefer one of two"):
-        online.main(replace(config, preferences=ties))
+    config = replace(config, preferences=ties, max_steps=1, eval_steps=0)
+    with pytest.raises(UserError, match="labels that prefer one of two.*is kept: go on with --resume"):
+        online.main(config)
+    answers = _log(Path(config.output_dir)).answers()
+    assert len(answers) == 30
+    clear = replace(ties, initial_labels=36, oracle=replace(ties.oracle, ties=0.0))
+    online.main(replace(config, preferences=clear, resume=True))
+    assert _log(Path(config.output_dir)).answers()[:30] == answers
+
+
+def test_a_resumed_run_that_is_refused_keeps_its_folder(config, monkeypatch) -> None:  # noqa: ANN001
+    """It was stopped in its first round, before anybody had answered."""
+    for stop, message in ((KeyboardInterrupt(), None), (UserError("no"), "no.*go on with --resume")):
+        monkeypatch.setattr(LabelledReward, "_answers", Mock(side_effect=stop))
+        with pytest.raises(type(stop), match=message):
+            online.main(replace(config, resume=bool(message)))
+    assert (Path(config.output_dir) / "asked.jsonl").is_file()
 
 
 @pytest.mark.parametrize(
