@@ -102,15 +102,26 @@ def is_plain(found: Any) -> bool:
 def vectors_of(name: str, options: str = "") -> partial:
     """The constructor of `control_env` with options as text, `observations=position,continuous=true`.
 
-    Raises UserError for an unknown name, and for options that are not written so.
+    Raises UserError for an unknown name, for options that are not written so, and for those that the
+    environment does not have.
     """
     values = {}
     for part in filter(None, options.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
-        values[key.strip()] = yaml.safe_load(value)
-    return partial(control_env(name), **values)
+        try:
+            values[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UserError(f"--env_options: expected a YAML value for {key}, got {value!r}") from error
+    made = control_env(name)
+    signature = inspect.signature(made)
+    try:
+        signature.bind_partial(1, **values)
+    except TypeError as error:
+        known = [each for each in signature.parameters if each not in ("num_envs", "worker")]
+        raise UserError(f"--env_options of {name}: expected some of {', '.join(known)}; {error}") from error
+    return partial(made, **values)
 
 
 def with_options(name: str, options: str, given: Mapping[str, Any]) -> str:

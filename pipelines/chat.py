@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rl_dialog.data.files import check_appendable
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import method_name
-from rl_dialog.run import OnDevice, Quiet, at_least, require, run
+from rl_dialog.run import OnDevice, Quiet, at_least, interrupted_once, require, run
 from rl_dialog.serving.sitting import Chat, obey
 from rl_dialog.serving.terminal import saved_at_the_end, typed_lines
 
@@ -54,12 +55,14 @@ def main(config: ChatConfig) -> dict[str, Any]:
     if len(config.prime) % 2:
         expected = "a reply to every message, an even number of texts"
         raise UserError(f"--prime: expected {expected}, got {len(config.prime)}")
+    if config.save:
+        check_appendable(config.save)
     load_quietly()
     chat = begin(config)
     if not config.quiet:
         method = method_name(chat.policy.method)
         print(f"{chat.place} ({method}). /help shows the commands, /quit leaves.", flush=True)
-    with saved_at_the_end(chat.save):
+    with interrupted_once(), saved_at_the_end(chat.save):
         for line in typed_lines("" if config.quiet else "you> "):
             if not obey(chat, line):
                 break

@@ -60,8 +60,10 @@ from rl_dialog.methods import ONLINE
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
+from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelled_reward import LabelledReward
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
+from rl_dialog.preferences.run_files import RunFiles
 from rl_dialog.run import OnCluster, OnDevice, ResumableOutput, claimed, require, run
 from rl_dialog.training.logger import following
 from rl_dialog.training.start import Report, noting
@@ -89,11 +91,12 @@ def main(config: OnlineConfig) -> dict[str, Any]:
     transformers_logging.set_verbosity_error()
     check(config)
     worlds, judge = worlds_of(config), judge_of(config)
+    resumed = config.resume and Path(config.output_dir).is_dir()
     with (
         claimed(config, "online", free=CHANGEABLE, choices=CHOICES) as out,
         nullcontext() if config.quiet else following(out),
         room_for(out),
-        emptied_if_refused(out),
+        emptied_if_refused(out, resumed=resumed),
     ):
         if config.num_learners:
             result = learn_on_workers(from_anywhere(config))
@@ -105,15 +108,29 @@ def main(config: OnlineConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def emptied_if_refused(out: Path) -> Iterator[None]:
+def emptied_if_refused(out: Path, *, resumed: bool) -> Iterator[None]:
     """A run that is refused before it has played a round leaves its folder to the corrected command: a world
-    may say only when it is played how many roles it has."""
+    may say only when it is played how many roles it has. What was there before, and what was answered
+    meanwhile, is kept."""
     try:
         yield
-    except UserError:
-        if not (out / "latest").is_file() and not any((out / "rollouts").glob("*")):
-            shutil.rmtree(out)
+    except UserError as error:
+        if (out / "latest").is_file() or any((out / "rollouts").glob("*")):
+            raise
+        if resumed or _is_answered(out):
+            raise UserError(f"{error}. All in {out} is kept: go on with --resume") from error
+        shutil.rmtree(out)
         raise
+
+
+def _is_answered(out: Path) -> bool:
+    """Is there an answer in the label log of the run?"""
+    if not (out / "labels.db").is_file():
+        return False
+    log = LabelLog(RunFiles(out).own_labels, create=False)
+    answers, *_ = log.state()
+    log.close()
+    return answers > 0
 
 
 def worlds_of(config: OnlineConfig) -> tuple[MakeEnv, MakeEnv]:

@@ -24,9 +24,10 @@ from envs.multiwoz.agents import EndToEndAgent, Message, SystemAgent, UserAgent
 from envs.multiwoz.talk import Talk
 from envs.multiwoz.talk_commands import greet, obey
 from pipelines.task_agents import InWorld, language_model, reader, responder
+from rl_dialog.data.files import check_appendable
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding, generate_replies, stream
-from rl_dialog.run import Quiet, run
+from rl_dialog.run import Quiet, interrupted_once, run
 from rl_dialog.serving.terminal import saved_at_the_end, typed_lines
 
 
@@ -59,11 +60,13 @@ def main(config: TalkConfig) -> dict[str, Any]:
             "--nlu: expected templates or a folder that fit_nlu wrote; acts can be said with /acts"
         )
     config.decoding.check()
+    if config.save:
+        check_appendable(config.save)
     talk = Talk(
         *_agents(config), play=config.play, name=config.system, seed=config.seed, goal=_goal(config.goal)
     )
     save = partial(talk.save, config.save)
-    with saved_at_the_end(save):
+    with interrupted_once(), saved_at_the_end(save):
         greet(talk, quiet=config.quiet)
         prompt = "" if config.quiet else {"none": "[Enter]"}.get(config.play, config.play) + "> "
         for line in typed_lines(prompt):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl_dialog.errors import room_for
+from rl_dialog.errors import UserError, room_for
 
 
 def write_atomically(directory: Path, fill: Callable[[Path], Any]) -> None:
@@ -27,6 +27,16 @@ def write_atomically(directory: Path, fill: Callable[[Path], Any]) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def check_appendable(path: str | Path) -> None:
+    """Raises UserError unless lines can be appended to the file, which is made, with its folder, where it is
+    missing."""
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).open("a").close()
+    except OSError as error:
+        raise UserError(f"{path}: expected a file to append to, got: {error.strerror}") from error
 
 
 def write_text_atomically(path: Path, text: str) -> None:

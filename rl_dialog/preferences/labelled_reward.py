@@ -225,13 +225,15 @@ class LabelledReward:
             self.log.answer_many(choices, "oracle")
 
     def _answers(self, step: int) -> list[Answer]:
-        """Those to what was asked up to this round. People who have not given enough are waited for."""
+        """Those to what was asked up to this round. People who have not given enough are waited for; pairs
+        that have become gold meanwhile, which get no labels any more, are not."""
         asked = {query for queries in self.asked.values() for query in queries}
         behind = self.settings.max_behind
         patient = self.model is None or behind >= 0
-        least = len(asked) - (0 if self.model is None else max(0, behind)) if patient else 0
+        may_lack = 0 if self.model is None else max(0, behind)
         told = float("-inf")
         while True:
+            least = len(asked.difference(self.log.gold())) - may_lack if patient else 0
             answers = [each for each in self.log.answers() if each.query in asked or each.gold is not None]
             count = _labels(answers)
             if count >= least:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,12 +38,11 @@ def as_typed(text: str, encoding: str) -> str:
 
 @contextmanager
 def saved_at_the_end(save: Callable[[], None]) -> Iterator[None]:
-    """Saves the conversation however the block ends; Ctrl-C and a termination signal end it like /quit."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Saves the conversation however the block ends; Ctrl-C ends it like /quit, and so does all that
+    `interrupted_once` (run.py) makes of it."""
     try:
         yield
     except KeyboardInterrupt:
         print(flush=True)
     finally:
-        signal.signal(signal.SIGTERM, before)
         save()

@@ -177,7 +177,7 @@ def test_a_terminal_obeys_nothing_that_is_said(checkpoints, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
 def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
     saved = tmp_path / "chats.jsonl"
     process = start("--checkpoint", checkpoints / "bc", "--no_do_sample", "--save", saved)
@@ -205,6 +205,7 @@ def test_an_interrupted_chat_is_saved(checkpoints, tmp_path, sent):
         (("--checkpoint", "{root}/bc", "--num_beams", "0"), "num_beams of at least 1"),
         (("--checkpoint", "{root}/bc", "--beams_by_rank", "-1"), "expected --beams_by_rank of at least 0"),
         (("--checkpoint", "{root}/bc", "--seed", "-1"), "expected --seed of at least 0, got -1"),
+        (("--checkpoint", "{root}/bc", "--save", "{root}"), "{root}: expected a file to append to, got: Is"),
     ],
 )
 def test_errors_are_one_paragraph(checkpoints, arguments, message):

@@ -8,17 +8,21 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from pipelines import fit_reward, online
 from pipelines.online import OnlineConfig
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.methods import RLOO
 from rl_dialog.preferences import labelled_reward
+from rl_dialog.preferences.gold_pairs import gold_of
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.labelled_reward import LabelledReward
 from rl_dialog.preferences.labelled_settings import LabelledRewardSettings
+from rl_dialog.preferences.labels import NewQuery
 from rl_dialog.preferences.reply_fitting import Fitting
 from rl_dialog.preferences.segments import Conversation, Reply, Segments
 from tests.envs.chat_server import chat_server
@@ -262,6 +266,31 @@ def test_people_are_waited_for_and_told_where(config, monkeypatch, capfd) -> Non
     assert f"waiting for 12 of 12 labels: python -m pipelines.label --run {out}" in capfd.readouterr().err
 
 
+def test_pairs_that_become_gold_are_not_waited_for(config, monkeypatch, tmp_path: Path) -> None:  # noqa: ANN001
+    """Of six pairs an expert answers two while the run waits; these are made gold, and labels can only come
+    from the others."""
+    monkeypatch.setattr(labelled_reward, "LOOK", 0.01)
+    monkeypatch.setattr(labelled_reward, "REMIND", 0.0)
+    settings = replace(config.preferences, labeller="people")
+    how = {"total_rounds": 2, "group_size": 4, "start": "new", "decoding": Decoding(), "seed": 0}
+    reward = LabelledReward(settings, tmp_path, **how)
+    new = [NewQuery(f"a{n}", f"b{n}", validation=False) for n in range(6)]
+    reward.asked[0] = reward.log.add_queries(new)
+
+    def answered(labeller: str, most: int) -> None:
+        for pair in reward.log.lease_many(labeller, most):
+            reward.log.answer(pair.id, labeller, "left")
+
+    def meanwhile(_: str) -> None:
+        assert not reward.log.gold(), "still waits with nothing left to label"
+        answered("expert", 2)
+        reward.log.add_gold(gold_of("expert", reward.log.answers()))
+        answered("ann", 6)
+
+    reward.say = meanwhile
+    assert sum(answer.gold is None for answer in reward._answers(0)) == 4
+
+
 @pytest.mark.slow
 def test_single_replies_are_compared_with_what_might_have_been_said(config) -> None:  # noqa: ANN001
     asked = replace(config.preferences, about="replies", answers="vowels_world:vowels", initial_labels=30)
@@ -291,10 +320,26 @@ def test_a_reward_that_a_coin_taught_is_told(config, capfd) -> None:  # noqa: AN
     assert "held-out pairs as they were labelled, which a coin may do as well" in capfd.readouterr().err
 
 
-def test_labels_that_prefer_nothing_end_the_run(config) -> None:  # noqa: ANN001
+def test_labels_that_prefer_nothing_end_the_run_which_can_go_on(config) -> None:  # noqa: ANN001
+    """The ties stay; of the pairs that are asked about then one is better."""
     ties = replace(config.preferences, oracle=replace(config.preferences.oracle, ties=100.0))
-    with pytest.raises(UserError, match="expected labels that prefer one of two"):
-        online.main(replace(config, preferences=ties))
+    config = replace(config, preferences=ties, max_steps=1, eval_steps=0)
+    with pytest.raises(UserError, match="labels that prefer one of two.*is kept: go on with --resume"):
+        online.main(config)
+    answers = _log(Path(config.output_dir)).answers()
+    assert len(answers) == 30
+    clear = replace(ties, initial_labels=36, oracle=replace(ties.oracle, ties=0.0))
+    online.main(replace(config, preferences=clear, resume=True))
+    assert _log(Path(config.output_dir)).answers()[:30] == answers
+
+
+def test_a_resumed_run_that_is_refused_keeps_its_folder(config, monkeypatch) -> None:  # noqa: ANN001
+    """It was stopped in its first round, before anybody had answered."""
+    for stop, message in ((KeyboardInterrupt(), None), (UserError("no"), "no.*go on with --resume")):
+        monkeypatch.setattr(LabelledReward, "_answers", Mock(side_effect=stop))
+        with pytest.raises(type(stop), match=message):
+            online.main(replace(config, resume=bool(message)))
+    assert (Path(config.output_dir) / "asked.jsonl").is_file()
 
 
 @pytest.mark.parametrize(

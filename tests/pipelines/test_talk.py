@@ -174,6 +174,8 @@ def test_bad_state_and_bad_configs(talk, tmp_path):
     bad.write_text(json.dumps({"zoo": {"info": {}}}))
     with pytest.raises(UserError, match="zoo"):
         talk(goal=str(bad))
+    with pytest.raises(UserError, match="expected a file to append to, got: Is a directory"):
+        talk("I need a train.", save=str(tmp_path))
 
 
 def test_in_a_terminal(tmp_path):
@@ -194,6 +196,19 @@ def test_in_a_terminal(tmp_path):
         assert json.loads(seen[seen.index("{") :])["dialogs_saved"] == 1
         process.wait(240)
     os.close(ours)
+
+
+def test_a_terminal_that_is_closed_saves_the_talk(tmp_path):
+    saved = tmp_path / "talks.jsonl"
+    process, terminal = pty.fork()
+    if not process:
+        os.execv(sys.executable, [sys.executable, "-m", "pipelines.talk", "--save", str(saved)])  # noqa: S606
+    _until(terminal, "user> ")
+    os.write(terminal, b"I need a train.\n")
+    _until(terminal, "user> ")
+    os.close(terminal)
+    os.waitpid(process, 0)
+    assert [dialog.messages[0]["content"] for dialog in read_jsonl(saved)] == ["I need a train."]
 
 
 def _until(terminal, text):
