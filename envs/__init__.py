@@ -112,7 +112,7 @@ def vectors_of(name: str, options: str = "") -> partial:
             raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
         try:
             values[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # also of 2026-13-45, which is no date
             raise UserError(f"--env_options: expected a YAML value for {key}, got {value!r}") from error
     made = control_env(name)
     signature = inspect.signature(made)

@@ -459,7 +459,7 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise ConfigError(f"cannot read the config file {path!r}: {error.strerror}{hint}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: expected UTF-8 text, got other bytes ({error.reason})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of 2026-13-45, which is no date
         raise ConfigError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(values or {}, dict):
         raise ConfigError(f"{path}: expected keys and values at the top, got {type(values).__name__}")

@@ -282,6 +282,7 @@ WRONG_YAML = [
     ("rewards: 5\n", ["expected dict for rewards, got 5"]),
     ("- 1\n", ["c.yaml", "expected keys and values at the top, got list"]),
     ("a: [\n", ["c.yaml", "expected YAML"]),
+    ("a: 2026-13-45\n", ["c.yaml", "expected YAML", "month must be in 1..12"]),
     ("a: 1\nb: 2\na: 3\n", ["c.yaml", "expected every key once, found 'a' again", "line 3"]),
 ]
 WRONG_FLAGS = [

@@ -26,7 +26,7 @@ def parsed(name: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"env {name!r}: expected each option once, got {key.strip()} again")
         try:
             options[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # also of 2026-13-45, which is no date
             raise UserError(f"env {name!r}: expected a YAML value for {key}, got {value!r}") from error
     return plain, options
 

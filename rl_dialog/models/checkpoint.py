@@ -94,7 +94,7 @@ def describe(directory: str | Path) -> dict[str, Any]:
         return {}
     try:
         description = yaml.load(path.read_text(encoding="utf-8"), LOADER)  # noqa: S506  (safe ones)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: expected YAML, got {error}") from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise UserError(f"{path}: expected a checkpoint of format {FORMAT}, got {str(description)[:120]!r}")
