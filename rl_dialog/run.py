@@ -101,6 +101,11 @@ class Output(Quiet):
     overwrite: bool = False
     """delete the folder that this command filled before, with all that is in it, and start anew"""
 
+    @property
+    def is_resumable(self) -> bool:
+        """Can --resume go on with what is in the folder?"""
+        return False
+
 
 @dataclass(frozen=True)
 class ResumableOutput(Output):
@@ -108,6 +113,10 @@ class ResumableOutput(Output):
 
     resume: bool = False
     """go on with what this command began in the folder, with the same settings"""
+
+    @property
+    def is_resumable(self) -> bool:
+        return True
 
 
 def run(
@@ -211,9 +220,7 @@ def claim_output(
             before = began or read_yaml(str(settings))
             check_same(before, to_dict(config, choices=choices), out, free=free)
         else:
-            remedies = (
-                "--resume to go on with it or --overwrite" if hasattr(config, "resume") else "--overwrite"
-            )
+            remedies = "--resume to go on with it or --overwrite" if config.is_resumable else "--overwrite"
             raise UserError(
                 f"{out} already holds a run of `{name}`: pass {remedies} to delete it, or choose another "
                 "--output_dir"

@@ -168,3 +168,7 @@ class BenchmarkConfig(ResumableOutput):
     """online: runs with a Ray actor for each staleness of 0, 1 and 2; 0 leaves them out"""
     seed: int = 0
     """weights, tokens, texts and sampling; cartpole, wordle and offline_start: the first of their seeds"""
+
+    @property
+    def is_resumable(self) -> bool:
+        return self.what == "control"
