@@ -34,7 +34,7 @@ import yaml
 from envs.adapters import PREFIXES, adapter
 from envs.adapters.names import parsed
 from envs.atari import AtariVector, EnduroVector, PongVector
-from envs.gymnasium_vector import GymnasiumEnv, known, near_ids
+from envs.gymnasium_vector import GymnasiumEnv, GymnasiumVector, known, near_ids
 from envs.moving_dot import MovingDotVector
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk_world import SmallTalk
@@ -99,6 +99,10 @@ def is_plain(found: Any) -> bool:
     return isinstance(found, type) and issubclass(found, gymnasium.Env)
 
 
+OF_ALL_VECTORS = ("num_envs", "worker", "pictures")  # arguments that are no options
+OPTIONS = {"bool": bool, "int": int, "float": (int, float), "str": str}  # what one so annotated may be
+
+
 def vectors_of(name: str, options: str = "") -> partial:
     """The constructor of `control_env` with options as text, `observations=position,continuous=true`.
 
@@ -115,12 +119,17 @@ def vectors_of(name: str, options: str = "") -> partial:
         except (yaml.YAMLError, ValueError) as error:  # also of 2026-13-45, which is no date
             raise UserError(f"--env_options: expected a YAML value for {key}, got {value!r}") from error
     made = control_env(name)
-    signature = inspect.signature(made)
+    signature = inspect.signature(partial(GymnasiumVector, name) if isinstance(made, GymnasiumEnv) else made)
     try:
         signature.bind_partial(1, **values)
     except TypeError as error:
-        known = [each for each in signature.parameters if each not in ("num_envs", "worker")]
+        known = [each for each in signature.parameters if each not in OF_ALL_VECTORS]
         raise UserError(f"--env_options of {name}: expected some of {', '.join(known)}; {error}") from error
+    for key, value in values.items():
+        said = getattr(signature.parameters.get(key), "annotation", Any)  # of **options nothing is said
+        kind = inspect.formatannotation(said).strip("'")
+        if not isinstance(value, OPTIONS.get(kind.removesuffix(" | None"), object)):
+            raise UserError(f"--env_options of {name}: expected {kind} for {key}, got {value!r}")
     return partial(made, **values)
 
 

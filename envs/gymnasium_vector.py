@@ -78,13 +78,7 @@ class GymnasiumEnv:
         _maker(self.name)
 
     def __call__(self, num_envs: int = 1, **options: Any) -> GymnasiumVector:
-        try:
-            return GymnasiumVector(self.name, num_envs, **options)
-        except TypeError as error:
-            if "unexpected keyword" not in str(error):
-                raise
-            known = "frames, ends, max_episode_steps"
-            raise UserError(f"--env_options of {self.name}: expected some of {known}; {error}") from error
+        return GymnasiumVector(self.name, num_envs, **options)
 
     @property
     def task(self) -> str:

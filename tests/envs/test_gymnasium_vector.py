@@ -282,7 +282,6 @@ def test_an_observation_that_its_space_does_not_have(space, observation):
         ("plain_worlds:Nothing", {}, "expected observations of at least one number, got Box"),
         ("plain_worlds:Blind", {"pictures": True}, "people can watch, with the render mode rgb_array"),
         ("Pendulum-v1", {"ends": "stay"}, "--ends: expected one of refuse, absorb, restart, allow"),
-        ("Pendulum-v1", {"frame": 2}, "expected some of frames, ends, max_episode_steps"),
         ("Pendulum-v1", {"frames": -1}, "no negative frames"),
     ],
 )
