@@ -260,10 +260,11 @@ def plot(runs: Sequence[Learned]) -> Figure:
                 above = {TRUE: 0.2, LEARNED: 0.0, IMITATION: -0.2}[learner]
                 colour = {TRUE: GREY, LEARNED: COLOURS[0], IMITATION: COLOURS[1]}[learner]
                 axes.plot([value], [-place + above], "o", color=colour, label=learner)
-    axes.set_yticks([-place for place in range(len(environments))], environments, fontsize=9)
+    names = [environment.rpartition(":")[2] for environment in environments]
+    axes.set_yticks([-place for place in range(len(environments))], names, fontsize=9)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.axvline(1, color=GREY, linewidth=0.8)
-    axes.set_xlabel("way from random actions (0) to PPO on the true reward (1), most probable actions")
+    axes.set_xlabel("most probable actions: from random ones (0) to PPO on the true reward (1)")
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     plain(axes)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))

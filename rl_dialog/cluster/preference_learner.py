@@ -129,10 +129,12 @@ class Learner:
         )
 
     def _follow(self, model: RewardModel, version: int) -> None:
-        """From now on this reward, at full speed or as fast as labels confirm it."""
+        """From now on this reward, at full speed or as fast as labels confirm it. What a reward says that has
+        seen ties alone is noise; a policy that followed it would only give up trying things."""
         self.reward.use(model, version)
         settings = self.settings
-        self.trainer.pace(max(float(model.confirmed), settings.least_pace) if settings.confirm else 1.0)
+        least = 0.0 if model.only_ties else settings.least_pace
+        self.trainer.pace(max(float(model.confirmed), least) if settings.confirm else 1.0)
 
     @property
     def steps(self) -> int:
