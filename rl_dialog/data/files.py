@@ -30,11 +30,15 @@ def write_atomically(directory: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def check_appendable(path: str | Path) -> None:
-    """Raises UserError unless lines can be appended to the file, which is made, with its folder, where it is
-    missing."""
+    """Raises UserError unless lines can be appended to the file. One that is missing stays missing; its
+    folder is made."""
+    file = Path(path)
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).open("a").close()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not file.exists()
+        file.open("a").close()
+        if is_new:
+            file.unlink()
     except OSError as error:
         raise UserError(f"{path}: expected a file to append to, got: {error.strerror}") from error
 

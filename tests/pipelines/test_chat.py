@@ -270,6 +270,18 @@ def test_a_primed_conversation(checkpoints, monkeypatch, capsys, tmp_path):
         assert len(dialog.messages) == 4 and dialog.replies == [3]
 
 
+@pytest.mark.parametrize("before", [None, "", "kept\n"])
+def test_where_nobody_speaks_the_file_is_as_it_was(checkpoints, monkeypatch, capsys, tmp_path, before):
+    saved = tmp_path / "logs" / "chats.jsonl"
+    if before is not None:
+        saved.parent.mkdir()
+        saved.write_text(before)
+    what = ["--checkpoint", checkpoints / "bc", "--save", saved]
+    _, result = talk_here(monkeypatch, capsys, *what, lines=["/help", "/quit"])
+    assert result["dialogs_saved"] == 0
+    assert (saved.read_text() if saved.exists() else None) == before
+
+
 def sitting(encoding, arguments, lines):
     """A chat in a pseudo terminal of this encoding, "" for the locale C, into which the lines (bytes) are
     typed."""
