@@ -50,7 +50,8 @@ class CheckpointConfig(HeldOutConfig):
         "question",
         "repetition",
     )
-    """rewards of the generated dialogs to report, besides those that the data was prepared with"""
+    """rewards of the generated dialogs to report, besides those that the data was prepared with; a
+    module:function that the data was prepared with is reported where it is named here, too"""
     beta: float | None = None
     """another beta at decoding time, for checkpoints whose method has one"""
     replicates: int = 2000
@@ -111,7 +112,8 @@ def evaluate_checkpoint(
         score_held_out(result, policy, tokenizer, held_out, config)
     trained = held_out.trained if held_out else []
     settings = held_out.settings if held_out else {}
-    rewards, missing = prepared_rewards(trained, settings, reward_model=config.reward_model)
+    what = {"reward_model": config.reward_model, "asked": config.rewards}
+    rewards, missing = prepared_rewards(trained, settings, **what)
     result.notes |= {f"reward/{name}": why for name, why in missing.items()}
     scorers = make_scorers([f"reward_model={config.reward_model}"] if config.reward_model else [])
     others = [*config.rewards, *(["learned"] if config.reward_model else [])]

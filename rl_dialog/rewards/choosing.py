@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +84,24 @@ def load_rewards(
 
 
 def prepared_rewards(
-    names: Sequence[str], settings: Mapping[str, Any], *, reward_model: str = ""
+    names: Sequence[str],
+    settings: Mapping[str, Any],
+    *,
+    reward_model: str = "",
+    asked: Collection[str] = (),
 ) -> tuple[dict[str, Reward], dict[str, str]]:
     """The functions as `prepare` with these settings had them, and why some of `names` are not among them.
 
-    `reward_model` stands for the one that the settings name.
+    `reward_model` stands for the one that the settings name. Only a `module:function` that was `asked` for is
+    imported: data of others does not say which code runs here.
     """
     scorers, problems = _prepared_scorers(settings, reward_model)
     how = {"rating_name": settings.get("rating"), "compat": settings.get("compat", ""), "scorers": scorers}
     rewards, missing = {}, {}
     for name in names:
+        if ":" in name and name not in asked:
+            missing[name] = f"the data names it; code runs only for who asks for it: --rewards {name}"
+            continue
         try:
             [reward] = choose_rewards([name], **how).values()
         except UserError as error:
