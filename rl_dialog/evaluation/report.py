@@ -194,7 +194,7 @@ def _rewards(evaluation: Evaluation) -> list[Section]:
             name for group in evaluation.groups for name in group.estimates if name.startswith("reward/")
         )
     )
-    notes = _missing(evaluation.groups, [f"reward/{name}" for name in evaluation.trained or ()])
+    notes = _missing(evaluation.groups, _noted_rewards(evaluation.groups))
     if not names:
         return [Section("Rewards of generated dialogs", [], notes=notes)] if notes else []
     trained = [
@@ -458,6 +458,12 @@ def _missing(groups: Sequence[Group], names: Sequence[str]) -> list[str]:
                 labels = notes.setdefault(f"{figure_of(name).title if name in FIGURES else name}: {text}", [])
                 labels.append(group.label)
     return [f"{text} ({', '.join(dict.fromkeys(labels))})" for text, labels in notes.items()]
+
+
+def _noted_rewards(groups: Sequence[Group]) -> list[str]:
+    """The rewards whose figure is missing for a reason."""
+    noted = (name for group in groups for run in group.runs for name in run.notes)
+    return [name for name in dict.fromkeys(noted) if name.startswith("reward/")]
 
 
 def _known(evaluation: Evaluation, name: str) -> bool:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rl_dialog.data.schema import Dialog
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
 from rl_dialog.evaluation.metrics import CLICK, reward_measures, text_measures
+from rl_dialog.rewards import REWARDS, numbers_of
 
 if TYPE_CHECKING:  # `ab` and `analyse` load no language model, and start in a second
     from rl_dialog.evaluation.candidates import Candidates
@@ -123,14 +125,19 @@ class RunResult:
 
     def score(self, rewards: Mapping[str, Callable[[Dialog], list[float | None]]]) -> None:
         """Fills `rewards`, and the figures of the generated text and its rewards: of the episodes where there
-        are some, else of the answers."""
+        are some, else of the answers. A reward of the user's own that fails is noted and left out."""
         episodes, answers = (
             [episode.dialog for episode in self.episodes],
             [answer.dialog for answer in self.answers],
         )
-        self.rewards = {
-            name: [function(dialog) for dialog in episodes + answers] for name, function in rewards.items()
-        }
+        self.rewards = {}
+        for name, function in rewards.items():
+            try:
+                self.rewards[name] = [numbers_of(name, function, dialog) for dialog in episodes + answers]
+            except UserError as error:
+                if name in REWARDS:
+                    raise
+                self.notes[f"reward/{name}"] = str(error)
         dialogs = episodes or answers
         if not dialogs:
             return

@@ -122,7 +122,16 @@ COLUMNS_2019 = {
     "rewards_embedding_greedy": "coherence_greedy",
 }
 
-__all__ = ["COLUMNS_2019", "COMPAT", "REWARDS", "Reward", "Statistics", "apply_rewards", "choose_rewards"]
+__all__ = [
+    "COLUMNS_2019",
+    "COMPAT",
+    "REWARDS",
+    "Reward",
+    "Statistics",
+    "apply_rewards",
+    "choose_rewards",
+    "numbers_of",
+]
 
 
 def choose_rewards(
@@ -176,7 +185,7 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
     are not among `rewards` stay in the message as they were. Raises UserError for a reward that fails, or
     does not give one finite number or None per reply.
     """
-    columns = {name: _numbers(name, function, dialog) for name, function in rewards.items()}
+    columns = {name: numbers_of(name, function, dialog) for name, function in rewards.items()}
     totals = []
     for r, i in enumerate(dialog.replies):
         message = dialog.messages[i]
@@ -189,7 +198,9 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
     return np.array([*columns.values(), totals], dtype=float).T  # None becomes NaN
 
 
-def _numbers(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
+def numbers_of(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
+    """What a reward says of each reply. Raises UserError for one of the user's own that fails, or says
+    anything else than a finite number or None for each."""
     where = f"reward {name!r}, dialog {dialog.id!r}"
     try:
         values = list(function(dialog))

@@ -423,10 +423,11 @@ def test_a_reward_model_ranks_candidates_and_judges_replies(runs, data, tmp_path
 
 
 def test_rewards_are_computed_as_the_data_was_prepared(runs, data, tmp_path, monkeypatch):
-    """With its models, settings and functions of one's own; what is not here is left out, and told, and of
-    what the data names nothing is imported that nobody asks for."""
+    """With its models, settings and functions of one's own; what is not here or fails is left out, and told,
+    and of what the data names nothing is imported that nobody asks for."""
     monkeypatch.syspath_prepend(tmp_path)
-    code = "def sevens(dialog):\n    return [7.0 for _ in dialog.replies]\n"
+    code = "def sevens(dialog):\n    return [7.0 for _ in dialog.replies]\n\n"
+    code += "def fails(dialog):\n    return 1 / 0\n"
     (tmp_path / "rewards_of_mine.py").write_text(code)
     (tmp_path / "rewards_of_others.py").write_text("raise SystemExit(3)\n")
     # a classifier that knows no word gives its bias: 1 / (1 + 1/3)
@@ -434,12 +435,12 @@ def test_rewards_are_computed_as_the_data_was_prepared(runs, data, tmp_path, mon
     no_words.save_pretrained(tmp_path / "judge")
     manifest = json.loads((path := Path(data) / MANIFEST).read_text())
     names = ("vote", "reply_sentiment", "toxicity", "learned", "predicted_upvotes")
-    names += ("rewards_of_mine:sevens", "rewards_of_others:eights")
+    names += ("rewards_of_mine:sevens", "rewards_of_mine:fails", "rewards_of_others:eights")
     manifest["rewards"]["components"] = {name: {"weight": 1.0} for name in names}
     scorers = [f"sentiment={tmp_path / 'judge'}", f"toxicity={tmp_path / 'lost'}"]
     path.write_text(json.dumps(manifest | {"settings": {"scorers": scorers}}))
     checkpoint = f"{runs['bc-seed0']}/checkpoint-1"
-    asked = ("rewards_of_mine:sevens",)
+    asked = ("rewards_of_mine:sevens", "rewards_of_mine:fails")
     where = {"data": data, "output_dir": str(tmp_path / "out"), "rewards": asked}
     main(EvaluateConfig(checkpoints=(checkpoint,), **where, **SHORT))
     [group] = json.loads((tmp_path / "out" / "metrics.json").read_text())["groups"]
@@ -453,6 +454,7 @@ def test_rewards_are_computed_as_the_data_was_prepared(runs, data, tmp_path, mon
         ("toxicity", "lost: expected a directory with a model"),
         ("learned", f"{not_known}: --reward_model"),
         ("predicted_upvotes", not_known),
+        ("rewards_of_mine:fails", "ZeroDivisionError: division by zero in line 5 of "),
         ("rewards_of_others:eights", "only for who asks for it: --rewards rewards_of_others:eights"),
     ):
         assert f"reward/{name}" not in run["figures"] and why in run["notes"][f"reward/{name}"]
