@@ -39,12 +39,13 @@ def main(config: ABConfig, *, known: Known | None = None) -> dict[str, Any]:
     `known` has figures of chats that stand in no store: figure -> chat id -> value.
     """
     require(config, store="a database of served chats, e.g. sqlite:///chats.db")
+    require(config, output_dir="a folder to write to")
     at_least(config, replicates=1, seed=0)
-    out = claim_output(config, "ab")
     with closing(Store(config.store, create=False)) as store:
         chats = read_chats(store.dialogs())
     resampled = {"replicates": config.replicates, "seed": config.seed}
     comparison = compare_served(chats, baseline=config.baseline, known=known, **resampled)
+    out = claim_output(config, "ab")
     paths = write_ab_report(comparison, out)
     if not config.quiet:
         shown = ("Votes", "Difference", "Ratings", "Not part of the comparison")

@@ -51,7 +51,7 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates and writes the report; returns headline figures and paths."""
     began = time.perf_counter()
     load_quietly()
-    require(config, checkpoints="run folders or checkpoint directories")
+    require(config, checkpoints="run folders or checkpoint directories", output_dir="a folder to write to")
     at_least(config, episodes=1, batch_size=1, replicates=1, num_workers=0, best_of=0)
     at_least(config, seed=0, held_out=0, samples=0, max_length=2)
     if config.side_by_side and config.num_workers:
@@ -63,8 +63,8 @@ def main(config: EvaluateConfig) -> dict[str, Any]:
     entries = find_entries(config.checkpoints, config.names)
     directories = list(dict.fromkeys(entry.directory for entry in entries))
     check_beta(config, directories)
-    out = claim_output(config, "evaluate")
     held_out = read_held_out(config) if config.data else None
+    out = claim_output(config, "evaluate")
     results = {}
     with progress("evaluate", len(directories), "checkpoints", quiet=config.quiet) as step:
         for directory, result in _measured(config, directories, make_env, held_out):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -258,3 +259,12 @@ def test_the_command_shows_the_votes(filled, tmp_path):
         main(ABConfig(store=f"sqlite:///{tmp_path}/none.db", output_dir=str(tmp_path / "none")))
     with pytest.raises(UserError, match="expected --seed of at least 0, got -1"):
         main(ABConfig(store=filled, output_dir=str(tmp_path / "none"), seed=-1))
+
+
+@pytest.mark.parametrize("wrong", [{"store": "sqlite:///none.db"}, {"baseline": "nobody"}])
+def test_an_earlier_report_stays_where_the_command_is_refused(wrong, filled, tmp_path):
+    earlier = ABConfig(store=filled, output_dir=str(tmp_path / "ab"), quiet=True)
+    main(earlier)
+    with pytest.raises(UserError, match="none.db|nobody"):
+        main(replace(earlier, overwrite=True, **wrong))
+    assert (tmp_path / "ab" / "ab.html").is_file()

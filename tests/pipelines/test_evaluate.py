@@ -313,6 +313,17 @@ def test_errors(runs, tmp_path, change, message):
         main(EvaluateConfig(**settings))
 
 
+@pytest.mark.parametrize("wrong", [{"data": "nowhere"}, {"split": "tset"}])
+def test_an_earlier_report_stays_where_the_command_is_refused(runs, data, tmp_path, wrong):
+    (tmp_path / "report").mkdir()
+    for name in ("evaluate.yaml", "report.html"):
+        (tmp_path / "report" / name).touch()
+    where = {"checkpoints": (runs["bc-seed0"],), "data": data, "output_dir": str(tmp_path / "report")}
+    with pytest.raises(UserError, match="nowhere|tset"):
+        main(EvaluateConfig(**where | SHORT | wrong, overwrite=True))
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
 def test_different_methods_are_not_seeds_of_each_other(runs, tmp_path):
     chosen = (runs["bc-seed0"], runs["ilql-seed0"])
     with pytest.raises(UserError, match="expected runs of one method, got bc, ilql"):
