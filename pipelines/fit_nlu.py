@@ -27,9 +27,9 @@ from rl_dialog.data.readers import Bad, read_logs, write_quarantine
 from rl_dialog.errors import UserError
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.nlu import load_nlu
-from rl_dialog.run import Output, at_least, claim_output, run
+from rl_dialog.run import Output, at_least, claim_output, require, run
 from rl_dialog.training.fitting import fitting_bar
-from rl_dialog.training.nlu import NluSettings, fitted, is_held_out, judge, labels_of, table
+from rl_dialog.training.nlu import NluSettings, is_held_out, judge, labels_of, table, teach, untrained
 
 SIMULATED_SEED = 1_000_003  # of simulated dialogs: not those that policies are judged on
 
@@ -55,18 +55,20 @@ def main(config: FitNluConfig) -> dict[str, Any]:
 
     Raises UserError or OSError for what the user can fix.
     """
+    require(config, output_dir="a folder to write to")
     _check(config)
     load_quietly()
     sources, bad = _sources(config)
     parts = {name: [turn for turn in turns if is_held_out(turn, config)] for name, turns in sources.items()}
     turns = [turn for each in sources.values() for turn in each if not is_held_out(turn, config)]
-    out = claim_output(config, "fit_nlu")
     labels = labels_of(
         turns, min_count=config.min_count, context=config.context, max_length=config.max_length
     )
+    nlu = untrained(turns, labels, config)
+    out = claim_output(config, "fit_nlu")
     training_began = time.perf_counter()
     with fitting_bar(quiet=config.quiet) as progress:
-        nlu = fitted(turns, labels, config, progress=progress)
+        teach(nlu, turns, config, progress=progress)
     seconds = round(time.perf_counter() - training_began, 1)
     nlu.save(out)
     write_quarantine(bad, out)

@@ -67,21 +67,24 @@ def is_held_out(turn: LabelledTurn, settings: NluSettings) -> bool:
     return drawn(turn.dialog, seed=settings.seed) < settings.validation
 
 
-def fitted(
+def untrained(turns: Sequence[LabelledTurn], labels: Labels, settings: NluSettings) -> Nlu:
+    """A model for these turns. Raises UserError for a pretrained encoder that cannot be loaded."""
+    torch.manual_seed(settings.seed)  # of the new weights
+    sizes = {name: getattr(settings, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    return new_nlu(turns, labels, encoder=settings.model_name_or_path, **sizes)
+
+
+def teach(
+    nlu: Nlu,
     turns: Sequence[LabelledTurn],
-    labels: Labels,
     settings: NluSettings,
     *,
     progress: Progress = lambda step, steps, loss: None,
-) -> Nlu:
-    """A model of these turns. Raises UserError for a pretrained encoder that cannot be loaded."""
-    torch.manual_seed(settings.seed)  # of the new weights
-    sizes = {name: getattr(settings, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
-    nlu = new_nlu(turns, labels, encoder=settings.model_name_or_path, **sizes)
+) -> None:
+    """Trains the model on these turns."""
     how = {"learning_rate": settings.learning_rate, "batch_size": settings.per_device_train_batch_size}
     how |= {"epochs": settings.num_train_epochs, "weight_decay": settings.weight_decay, "seed": settings.seed}
     fit(nlu, turns, **how, progress=progress)
-    return nlu
 
 
 def labels_of(

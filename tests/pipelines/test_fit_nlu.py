@@ -71,6 +71,16 @@ def test_mistakes_are_explained(arguments, told):
         main(load_config(FitNluConfig, arguments))
 
 
+@pytest.mark.parametrize("wrong", [{"min_count": 10**6}, {"model_name_or_path": "./nowhere"}])
+def test_an_earlier_model_stays_where_the_command_is_refused(wrong, tmp_path):
+    for name in ("fit_nlu.yaml", "model.safetensors"):
+        (tmp_path / name).touch()
+    how = {"simulated": 20, "output_dir": str(tmp_path), "overwrite": True, "quiet": True}
+    with pytest.raises(UserError, match="at least 1000000 times|nowhere"):
+        main(FitNluConfig(**how | wrong))
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 @pytest.mark.slow
 def test_the_generated_town_end_to_end(tmp_path):
     """Fitted from template words; the figures that it tells are those that it wrote, and dialogs can be held
