@@ -117,7 +117,7 @@ def _play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any
         raise UserError(f"--logs: expected a file, got the folder {logs}: name a file in it")
     if logs and logs.exists() and not config.overwrite:
         raise UserError(f"--logs: {logs} is there already: choose another file, or --overwrite")
-    out = claim_output(config, "play") if config.output_dir else None
+    out = claim_output(config, "play", written=["logs"]) if config.output_dir else None
     logs = logs or (out / "dialogs.jsonl" if out else None)
     total = len(rounds) * config.episodes
     quiet = config.quiet or bool(config.watch) or with_person(config)

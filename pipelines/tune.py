@@ -129,7 +129,7 @@ def _claim(config: TuneConfig, out: Path) -> None:
     if config.resume:
         check_same_sweep(out, config.sweep)
     text = Path(config.sweep).read_text(encoding="utf-8")
-    claim_output(config, "tune", free=[field.name for field in fields(config)])
+    claim_output(config, "tune", free=[field.name for field in fields(config)], written=["sweep"])
     write_text_atomically(out / COPY, text)
 
 

@@ -193,6 +193,7 @@ def claim_output(
     choices: Choices | None = None,
     began: Mapping[str, Any] | None = None,
     shared: bool = False,
+    written: Collection[str] = (),
 ) -> Path:
     """The output folder, where NAME.yaml now holds the config: new, emptied by --overwrite, or as it was for
     --resume.
@@ -200,7 +201,8 @@ def claim_output(
     Raises UserError for a folder that holds anything else, for a run that neither flag was given for, and for
     one to resume whose settings are not these; those in `free`, and how it is run, may differ. `began`: the
     settings of the one to resume, where NAME.yaml does not say all of them. Unless several commands may share
-    the folder, another one that runs and claimed it is an error too.
+    the folder, another one that runs and claimed it is an error too; so is a setting that names something in
+    a folder that --overwrite would delete, unless it is among those that name what is `written`.
     """
     require(config, output_dir="a folder to write to")
     out = Path(config.output_dir).absolute()
@@ -215,6 +217,7 @@ def claim_output(
                 f"{out} exists and was not made by `{name}`, so it is left alone: choose another --output_dir"
             )
         if config.overwrite:
+            _check_outside(to_dict(config, choices=choices), out, but=(*HOW, *written))
             shutil.rmtree(out)
         elif resume:
             before = began or read_yaml(str(settings))
@@ -233,6 +236,22 @@ def claim_output(
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         save_config(config, settings, choices=choices)
     return out
+
+
+def _check_outside(values: Mapping[str, Any], out: Path, *, but: Collection[str], group: str = "--") -> None:
+    """Raises UserError for a setting, PATH or NAME=PATH, that names something in the folder."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _check_outside(value, out, but=(), group=f"{group}{name}.")
+        for text in value if isinstance(value, list) else [value]:
+            if name in but or not text or not isinstance(text, str):
+                continue
+            place = Path(text.rpartition("=")[2]).resolve()
+            if place.is_relative_to(out.resolve()) and place.exists():
+                raise UserError(
+                    f"{group}{name} {text} is in {out}, which --overwrite would delete: choose another "
+                    "--output_dir"
+                )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,40 @@ def test_what_the_machine_refused_is_told_in_words(tmp_path, monkeypatch, capsys
         shown = capsys.readouterr().err
         assert end.value.code == 2 and "Errno" not in shown and "Traceback" not in shown
         assert f"error: {path}: {reason}" in shown and "path" in shown.split(reason)[1]
+
+
+@dataclass(frozen=True)
+class Learn(run.Output):
+    start: str = ""
+    models: tuple[str, ...] = ()
+    log: str = ""
+    report_to: str = "tensorboard"
+    inner: run.OnCluster = run.OnCluster()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"start": "run"},
+        {"start": "other/../run/checkpoint-1"},
+        {"models": ("other", "v=link/checkpoint-1")},
+        {"inner": run.OnCluster(address="run/checkpoint-1")},
+    ],
+)
+def test_what_a_command_is_to_read_is_not_deleted_by_overwrite(given, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run/checkpoint-1", "run/tensorboard", "other"):
+        Path(name).mkdir(parents=True)
+    Path("link").symlink_to("run")
+    Path("run/learn.yaml").touch()
+    Path("run/log.jsonl").touch()
+    how = {"output_dir": "run", "overwrite": True}
+    with pytest.raises(UserError, match=r"--(start|models|inner.address) .* is in .*run, which --overwrite"):
+        run.claim_output(Learn(**how, **given), "learn")
+    assert Path("run/checkpoint-1").is_dir()
+    elsewhere = Learn(**how, start="run/../other", models=("", "v=1"), log="run/log.jsonl")
+    run.claim_output(elsewhere, "learn", written=["log"])
+    assert [path.name for path in Path("run").iterdir()] == ["learn.yaml"]
 
 
 def test_a_message_names_commands_as_they_are_typed_here(monkeypatch, capsys) -> None:

@@ -23,7 +23,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipelines import stages
 from pipelines.chat import ChatConfig
-from pipelines.tune import TuneConfig, main
+from pipelines.tune import TuneConfig, _claim, main
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.cluster.trials import _run_trial, reports_of, trial_of
@@ -292,6 +292,15 @@ def test_a_sweep_is_neither_overwritten_nor_continued_unasked(whole: Path, tmp_p
             )
         )
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (whole / "trials").rglob("*"))
+
+
+def test_a_sweep_begins_anew_from_its_own_copy(tmp_path: Path) -> None:
+    copy = tmp_path / "sweep.yaml"
+    for path, text in ((copy, "samples: 2\n"), (tmp_path / "tune.yaml", ""), (tmp_path / "report.html", "")):
+        path.write_text(text)
+    config = TuneConfig(sweep=str(copy), output_dir=str(tmp_path), overwrite=True)
+    _claim(config, tmp_path)
+    assert copy.read_text() == "samples: 2\n" and not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.slow
