@@ -27,7 +27,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from envs.multiwoz import ORIGINAL, MultiWOZVector, Options
-from envs.multiwoz.demonstrations import experts
+from envs.multiwoz.demonstrations import experts, from_corpus
 from envs.multiwoz.rollout import Played, Player, dialog_of, published_scores, transcripts_hash
 from pipelines.task_agents import InWorld, shape_of
 from rl_dialog.cluster.rollout import CHUNK, play_in_order
@@ -37,7 +37,8 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import write_jsonl
 from rl_dialog.evaluation.task_figures import headline, table, task_figures
 from rl_dialog.models.act_policy import ActPolicy, GreedyActs
-from rl_dialog.run import OnCluster, ResumableOutput, at_least, claim_output, run
+from rl_dialog.models.checkpoint import resolve
+from rl_dialog.run import OnCluster, ResumableOutput, at_least, claimed, require, run
 from rl_dialog.training.task_policy import training_of
 from rl_dialog.training.task_settings import TaskSettings
 
@@ -79,8 +80,9 @@ def main(config: SimulateConfig) -> dict[str, Any]:
     at_least(config, episodes=1, together=1, seed=0, rule_episodes=2)
     config.check(resume=config.resume)
     player = Player(config.world, config.simulator_options, together=config.together)
-    out = claim_output(config, "simulate", free=CHANGEABLE)
-    policy, training = _trained(config, out, player) if config.policy != "rule" else (None, {})
+    _check_starts(config, player)
+    with claimed(config, "simulate", free=CHANGEABLE) as out:
+        policy, training = _trained(config, out, player) if config.policy != "rule" else (None, {})
     began = time.perf_counter()
     played = _played(config, player, policy)
     seconds = time.perf_counter() - began
@@ -103,6 +105,19 @@ def main(config: SimulateConfig) -> dict[str, Any]:
         "results": str(out / "results.json"),
         "dialogs": str(out / "dialogs.jsonl"),
     }
+
+
+def _check_starts(config: SimulateConfig, player: Player) -> None:
+    """Raises UserError for a policy or demonstrations that are not there or of another world, before
+    --overwrite deletes anything."""
+    if config.policy == "rule":
+        return
+    require(config, output_dir="a folder to write to")
+    if config.model_name_or_path:
+        start = resolve(config.model_name_or_path)
+        ActPolicy.from_pretrained(start, expected=shape_of(player.simulator))
+    if config.demonstrations:
+        from_corpus(config.demonstrations, player.simulator, features=config.features, dialogs=1)
 
 
 def _played(config: SimulateConfig, player: Player, policy: ActPolicy | None) -> list[Played]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from envs.multiwoz import Options
 from pipelines.simulate import SimulateConfig, main
 from rl_dialog.cluster.data import connect
-from rl_dialog.config import load_config
+from rl_dialog.config import load_config, save_config
 from rl_dialog.data.schema import read_jsonl
 from rl_dialog.errors import UserError
 from rl_dialog.models.act_policy import ActPolicy, ActPolicyConfig
@@ -195,6 +195,27 @@ def test_a_policy_of_another_world_is_refused(tmp_path):
     )
     with pytest.raises(UserError, match="it was trained in another world"):
         main(config)
+
+
+@pytest.mark.parametrize("wrong", [{"model_name_or_path": "nowhere"}, {"demonstrations": "nowhere.json"}])
+def test_an_earlier_run_stays_where_the_command_is_refused(wrong, tmp_path):
+    for name in ("simulate.yaml", "results.json"):
+        (tmp_path / name).touch()
+    how = {"policy": "ppo", "output_dir": str(tmp_path), "overwrite": True, "quiet": True}
+    with pytest.raises(UserError, match="nowhere"):
+        main(SimulateConfig(**how | wrong))
+    assert (tmp_path / "results.json").is_file()
+
+
+def test_a_run_that_cannot_be_resumed_keeps_its_settings(tmp_path):
+    config = SimulateConfig(policy="ppo", epochs=3, output_dir=str(tmp_path), quiet=True)
+    save_config(config, tmp_path / "simulate.yaml")
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "latest").write_text("checkpoint-3")
+    before = (tmp_path / "simulate.yaml").read_text()
+    with pytest.raises(UserError, match="expected the state of a run to resume, found no such file"):
+        main(replace(config, epochs=6, resume=True))
+    assert (tmp_path / "simulate.yaml").read_text() == before
 
 
 @pytest.fixture
