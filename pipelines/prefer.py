@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ from rl_dialog.run import (
     OnCluster,
     ResumableOutput,
     changes,
-    claim_output,
+    claimed,
     is_loopback,
     require,
     run,
@@ -149,12 +149,12 @@ def main(config: PreferConfig) -> dict[str, Any]:
     database_url(config.labels)  # raises for what is no log's
     if config.synchronous and config.is_seen:
         raise UserError("--synchronous waits for every answer: expected --labeller oracle")
-    out = _claimed(config)
-    began = time.perf_counter()
-    # A fit of the reward has no rounds after which it could save: it ends at once.
-    at_once = config.mode == "pretrain"
-    with nullcontext(threading.Event()) if at_once else told_to_save() as stop:
-        result = _run(config, out, stop)
+    with _claimed(config) as out:
+        began = time.perf_counter()
+        # A fit of the reward has no rounds after which it could save: it ends at once.
+        at_once = config.mode == "pretrain"
+        with nullcontext(threading.Event()) if at_once else told_to_save() as stop:
+            result = _run(config, out, stop)
     if stop.is_set():
         labels = f"{result['labels']:,} labels and " if "labels" in result else ""
         saved = f"{labels}{result['steps']:,} steps are saved"
@@ -165,7 +165,8 @@ def main(config: PreferConfig) -> dict[str, Any]:
     return {"mode": config.mode, **result, **files}
 
 
-def _claimed(config: PreferConfig) -> Path:
+@contextmanager
+def _claimed(config: PreferConfig) -> Iterator[Path]:
     """The run's folder; what --resume changes of its settings is shown."""
     files, now = RunFiles(config.output_dir), to_dict(config)
     before = with_names_since(_began(config), config, _make_envs(config))
@@ -175,12 +176,13 @@ def _claimed(config: PreferConfig) -> Path:
     _check_starts(config, begins=not before, takes_over=takes_over)
     is_own = config.labels == files.own_labels  # it is another one in a copy of the folder
     kept = replace(config, labels="" if is_own else without_password(config.labels))
-    out = claim_output(kept, "prefer", free=[name for name in now if name not in FIXED], began=before)
-    for change in _changes(before, to_dict(kept), files.own_labels):
-        print(f"going on with {change}", file=sys.stderr, flush=True)
-    if takes_over:
-        take_over(Path(config.labels_from), out, config.labels)
-    return out
+    free = [name for name in now if name not in FIXED]
+    with claimed(kept, "prefer", free=free, began=before) as out:
+        for change in _changes(before, to_dict(kept), files.own_labels):
+            print(f"going on with {change}", file=sys.stderr, flush=True)
+        if takes_over:
+            take_over(Path(config.labels_from), out, config.labels)
+        yield out
 
 
 def _check_starts(config: PreferConfig, *, begins: bool, takes_over: bool) -> None:

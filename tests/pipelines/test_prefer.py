@@ -416,6 +416,16 @@ def test_without_labels_no_reward_is_fitted(tmp_path):
         main(replace(SMALL, output_dir=str(tmp_path / "run"), mode="pretrain"))
 
 
+def test_a_run_that_cannot_go_on_keeps_its_settings(once, tmp_path):
+    """Whoever then answers on `label --run` finds the labels that are there."""
+    shutil.copytree(once[0].output_dir, tmp_path / "run")
+    config = replace(once[0], output_dir=str(tmp_path / "run"), resume=True)
+    before = (tmp_path / "run" / "prefer.yaml").read_text()
+    with pytest.raises(UserError, match="expected a folder for the SQLite file"):
+        main(replace(config, labels=f"sqlite:///{tmp_path}/nowhere/labels.db"))
+    assert (tmp_path / "run" / "prefer.yaml").read_text() == before
+
+
 def test_starts_of_another_world_are_refused_before_anything_is_deleted(once, tmp_path):
     """Labels, a reward and a policy of one of five actions, where these are two numbers; the folder of a run
     stands for what it has newest."""
