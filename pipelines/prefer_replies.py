@@ -64,8 +64,8 @@ def main(config: PreferRepliesConfig) -> dict[str, Any]:
     """Adds, answers, exports; returns the counts. Raises UserError or OSError for what the user can fix."""
     _check(config)
     load_quietly()
-    counts: dict[str, Any] = {"output_dir": config.output_dir}
-    folder = Path(config.output_dir)
+    folder = Path(config.output_dir).absolute()
+    counts: dict[str, Any] = {"output_dir": str(folder)}
     if config.source:
         folder.mkdir(parents=True, exist_ok=True)
     elif not config.labels and not (folder / LOG).is_file():

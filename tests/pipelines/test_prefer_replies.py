@@ -65,6 +65,13 @@ def test_logs_become_questions_once(logs, tmp_path):
     log.close()
 
 
+def test_the_folder_is_told_from_anywhere(logs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = PreferRepliesConfig(output_dir="run", source="logs", logs=(str(logs),), quiet=True)
+    assert prefer_replies.main(config)["output_dir"] == str(tmp_path / "run")
+    assert (tmp_path / "run" / "labels.db").is_file()
+
+
 def test_the_oracle_says_what_the_log_says(logs, tmp_path):
     found = run(
         tmp_path,
