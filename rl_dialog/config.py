@@ -435,18 +435,21 @@ def _own_keys(arguments: list[str], field: str) -> list[str]:
 
 
 class _OnceEach(yaml.SafeLoader):
-    """A key that stands twice is an error; YAML itself would take the last one without a word."""
+    """A key that stands twice is an error; YAML itself would take the last one without a word. What `<<`
+    takes over from elsewhere may stand again."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"expected every key once, found {key!r} again", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                problem = f"expected a name as a key, found a {key.id}: put a text with {{ or [ in quotes"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            if (key.tag, key.value) in seen:
+                problem = f"expected every key once, found {key.value!r} again"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            seen.add((key.tag, key.value))
+        return node
 
 
 def read_yaml(path: str) -> dict[str, Any]:

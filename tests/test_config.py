@@ -283,6 +283,8 @@ WRONG_YAML = [
     ("- 1\n", ["c.yaml", "expected keys and values at the top, got list"]),
     ("a: [\n", ["c.yaml", "expected YAML"]),
     ("a: 2026-13-45\n", ["c.yaml", "expected YAML", "month must be in 1..12"]),
+    ("data: {{ run }}\n", ["c.yaml", "expected a name as a key, found a mapping", "line 1"]),
+    ("? [a, b]\n: 1\n", ["c.yaml", "expected a name as a key, found a sequence"]),
     ("a: 1\nb: 2\na: 3\n", ["c.yaml", "expected every key once, found 'a' again", "line 3"]),
 ]
 WRONG_FLAGS = [
@@ -308,6 +310,18 @@ WRONG_FLAGS = [
         ["cannot read the config file '/no/such/file.yaml'", "No such file"],
     ),
 ]
+
+
+def test_yaml_takes_over_keys_from_elsewhere(tmp_path):
+    """By its merge key; those that stand beside it win."""
+    (tmp_path / "c.yaml").write_text(
+        "small: &small {layers: 1, width: 32}\n"
+        "wide: &wide {<<: *small, width: 64}\n"
+        "wider: {<<: *wide, width: 128}\n"
+    )
+    values = read_yaml(str(tmp_path / "c.yaml"))
+    assert values["wide"] == {"layers": 1, "width": 64}
+    assert values["wider"] == {"layers": 1, "width": 128}
 
 
 def test_a_config_that_came_with_the_package_is_found_by_its_path(tmp_path, monkeypatch):
