@@ -81,7 +81,7 @@ def load_config(
         else {}
     )
     path, arguments = _take(arguments, "--config")
-    values = _over(below, read_yaml(path) if path else {})
+    values = _over(below, {} if path is None else read_yaml(path))
     for name, options in choices.items():
         picked, arguments = _take(arguments, f"--{name}")
         default = _field_default(config_class, name)
@@ -397,7 +397,7 @@ def _choose(
         raise ConfigError(f"{path}: expected a name or keys and values for {name}, got {given!r}")
     values = {"name": given} if isinstance(given, str) else dict(given or {})
     declared = values.pop("name", choice_name(default, options))
-    chosen = str(picked or declared)
+    chosen = str(declared if picked is None else picked)
     if chosen != declared:
         values = {}
     return from_dict(choice_class(name, chosen, options), values, where=f"{path or 'config'}: {name}")

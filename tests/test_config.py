@@ -303,6 +303,9 @@ WRONG_FLAGS = [
     ),
     (["--rewards.votes", "1"], ["unknown flag --rewards.votes", "Did you mean --rewards.vote?"]),
     (["--rewards.vote", "much"], ["expected a number for --rewards.vote, got 'much'"]),
+    (["--method="], ["unknown method ''", "expected one of cloning, learning"]),
+    (["--method", "learning", "--method", ""], ["unknown method ''"]),
+    (["--config="], ["cannot read the config file ''"]),
     (["--config"], ["expected a value after --config, got nothing"]),
     (["--method"], ["expected a value after --method, got nothing"]),
     (
