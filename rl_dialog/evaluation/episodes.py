@@ -369,10 +369,16 @@ class Table:
             raise self.broken(f"a dict as info['meta'] of {what}", repr(info["meta"])[:100])
         if not isinstance(info.get("role"), str | None):
             raise self.broken(f"text as info['role'] of {what}", repr(info["role"])[:100])
+        if not isinstance(info.get("failed"), str | None):
+            expected = f"text as info['failed'] of {what}, and none where nothing failed"
+            raise self.broken(expected, repr(info["failed"])[:100])
+        views = info.get("views", {})
+        if not (isinstance(views, Mapping) and all(map(_are_messages, views.values()))):
+            raise self.broken(f"messages by role as info['views'] of {what}", repr(views)[:100])
 
     def drawing(self) -> str:
         """The present state as the world draws it; empty for one that does not."""
-        return str(self.env.draw()) if hasattr(self.env, "draw") else ""
+        return str(self.ask("draw")) if hasattr(self.env, "draw") else ""
 
     def step(self, reply: Reply) -> None:
         """Says the reply."""

@@ -148,6 +148,21 @@ class Meta(Fine):
         return *super().step(reply)[:4], {"meta": "да"}
 
 
+class NotFailed(Fine):
+    def step(self, reply):
+        return *super().step(reply)[:4], {"failed": False}
+
+
+class Views(Fine):
+    def step(self, reply):
+        return *super().step(reply)[:4], {"views": {"другой": "да"}}
+
+
+class NoDrawing(Fine):
+    def draw(self):
+        raise ZeroDivisionError("нет")
+
+
 class Lines(Fine):
     def reset(self, *, seed=None):
         return ["Привет"], super().reset(seed=seed)[1]
@@ -210,15 +225,18 @@ def test_long_and_odd_replies_are_played_and_logged(player, tmp_path):
         (Huge, "Huge: expected a finite number or None as the reward, got '1000"),
         (NoInfo, "NoInfo: expected a dict as info of reset, got None in episode 0, whose seed is [0-9]+"),
         (Meta, r"Meta: expected a dict as info\['meta'\] of step, got 'да' in episode 0, whose seed is"),
+        (NotFailed, r"NotFailed: expected text as info\['failed'\] of step, and none where .* got False in"),
+        (Views, r"Views: expected messages by role as info\['views'\] of step, got {'другой': 'да'} in"),
+        (NoDrawing, r"NoDrawing: expected draw to return, got ZeroDivisionError: нет \(at test_own_world.py"),
         (Lines, r"Lines: expected reset to return \(messages, info\), got \(\['Привет'\], {}\) in episode"),
         (Text, "Text: expected a whole number above 0 as max_turns, got '10' in episode 0, whose seed is"),
         (FourValues, r"FourValues: expected step to return \(messages, reward, terminated, truncated"),
         (Surrogate, "expected text that UTF-8 and JSON can hold"),
     ],
 )
-def test_a_world_that_breaks_is_told(world, message):
+def test_a_world_that_breaks_is_told(world, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        playing(world)
+        playing(world, output_dir=str(tmp_path))
 
 
 def test_a_reply_that_no_file_can_hold():
