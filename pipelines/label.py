@@ -38,6 +38,8 @@ from rl_dialog.preferences.segments import Segments
 from rl_dialog.run import OnCluster, Quiet, interrupted_once, is_loopback, run, told_to_end
 from rl_dialog.web_server import url_of
 
+OF_A_RUN = ("clips", "labels.db")  # besides its settings
+
 
 @dataclass(frozen=True)
 class LabelConfig(TokenOptions, PlanOptions, Quiet, OnCluster):
@@ -83,6 +85,11 @@ def main(config: LabelConfig) -> dict[str, Any]:
     folder = Path(config.run)
     if not config.run or not folder.is_dir():
         raise UserError(f"--run: expected the folder of a run, got {config.run!r}")
+    if not any((folder / name).exists() for name in OF_A_RUN) and not any(folder.glob("*.yaml")):
+        raise UserError(
+            f"--run: expected the folder of a run, found in {config.run!r} no settings (prefer.yaml), no "
+            f"{' and no '.join(OF_A_RUN)}: name the run's own folder"
+        )
     if config.lease < 1 or config.idle < 1:
         got = f"got {config.lease:g} and {config.idle:g}"
         raise UserError(f"expected at least 1 second as --lease and --idle, {got}")

@@ -416,11 +416,14 @@ def test_what_cannot_be_labelled(folder, monkeypatch):
     for config, says in (
         (LabelConfig(), "--run: expected the folder of a run"),
         (LabelConfig(run=f"{run}/nothing"), "--run: expected the folder of a run"),
+        (
+            LabelConfig(run=f"{run}/model"),
+            "--run: expected the folder of a run, found in .*model' no settings",
+        ),
         (LabelConfig(run=run, lease=0.5), "at least 1 second"),
         (LabelConfig(run=run, token="rl-wrong"), "--token: expected the token of a labeller"),
         (LabelConfig(run=run, revoke="nobody"), "nobody"),
         (LabelConfig(run=run, page=True), "--new_token NAME"),
-        (LabelConfig(run=f"{run}/model", report=f"{run}/r"), "--report: expected a run with a log of labels"),
         (LabelConfig(run=run, labels=f"sqlite:///{run}/typo.db", report=f"{run}/r"), "nothing at .*typo.db"),
         (LabelConfig(run=run, page=True, open=True, host="0.0.0.0"), "--open: expected --host 127.0.0.1"),
     ):
