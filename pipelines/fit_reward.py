@@ -33,6 +33,7 @@ from typing import Any
 from rl_dialog.config import at_least
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.reply_judges import MODEL, HeldOut, headline, judged, likelihoods, table, write_card
 from rl_dialog.models.causal_lm import load_quietly
 from rl_dialog.models.device import named_device
@@ -71,6 +72,7 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     load_quietly()
     began = time.perf_counter()
     labels = read_labels(config)
+    _check_checkpoint(config, labels)
     parts = list(divisions(labels, config))
     out = claim_output(config, "fit_reward")
     held_out = Preferences([], [])
@@ -104,13 +106,20 @@ def _fitted(labels: Preferences, config: FitRewardConfig, out: Path) -> TextRewa
     return reward.to(named_device("cpu" if config.device == "cpu" else "auto"))
 
 
+def _check_checkpoint(config: FitRewardConfig, labels: Preferences) -> None:
+    """Raises UserError for a likelihood that cannot be judged: now, and not when all is fitted."""
+    if not config.checkpoint:
+        return
+    if not all(isinstance(reply, Reply) for reply in labels.replies):
+        raise UserError("--checkpoint: expected labels of single replies, got labels of conversations")
+    load_for_decoding(config.checkpoint)
+
+
 def _judges(model: Any, train: Preferences, test: Preferences, config: FitRewardConfig) -> dict[str, Scores]:
     """Judge -> what it says of every held-out reply."""
     replies = list({reply.id: reply for reply in test.replies}.values())
     scores = {MODEL: score(model, replies), **plain_judges(train, test)}
     if config.checkpoint:
-        if not all(isinstance(reply, Reply) for reply in replies):
-            raise UserError("--checkpoint: expected labels of single replies, got labels of conversations")
         values = likelihoods(
             config.checkpoint, [reply.context for reply in replies], [reply.text for reply in replies]
         )

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,17 @@ def test_only_its_own_models_are_replaced(logs, tmp_path):
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     with pytest.raises(UserError, match="was not made by `fit_reward`, so it is left alone"):
         main(FitRewardConfig(**settings | {"output_dir": str(tmp_path / "mine")}))
+
+
+def test_a_checkpoint_that_is_not_there_is_told_before_an_earlier_model_is_deleted(logs, tmp_path):
+    out = tmp_path / "reward"
+    out.mkdir()
+    for name in ("fit_reward.yaml", "model.safetensors"):
+        (out / name).touch()
+    config = FitRewardConfig(logs=(logs,), fitting=Fitting(epochs=0.1), output_dir=str(out), **SMALL)
+    with pytest.raises((UserError, OSError), match="nowhere"):
+        main(replace(config, checkpoint=str(tmp_path / "nowhere"), overwrite=True))
+    assert (out / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
