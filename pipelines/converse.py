@@ -28,7 +28,7 @@ from envs.multiwoz import Simulator, load_world
 from envs.multiwoz.agents import Meeting, Reads, played, record
 from envs.multiwoz.in_words import InWords, session_of_modules
 from envs.multiwoz.rollout import Respond, published_scores
-from pipelines.task_agents import InWorld, language_model_meetings, reader, responder
+from pipelines.task_agents import InWorld, language_model, language_model_meetings, reader, responder
 from rl_dialog.config import changed
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import Dialog, write_jsonl
@@ -103,9 +103,9 @@ def _meetings(
         return session.play((stream(config.seed, i), 0, 0, 0) for i in range(config.episodes))
     if config.nlu == "templates" and not config.system_nlu:
         reads = {**reads, "system": None}  # the templates would find the acts as they are
-    how = {"beta": config.beta, "seed": config.seed, "batch_size": config.batch_size}
-    what = simulator, reads, config.episodes, config.decoding
-    return language_model_meetings(config.system, *what, **how)
+    model = language_model(config.system, beta=config.beta)
+    how = {"seed": config.seed, "batch_size": config.batch_size}
+    return language_model_meetings(model, simulator, reads, config.episodes, config.decoding, **how)
 
 
 if __name__ == "__main__":

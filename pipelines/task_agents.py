@@ -79,18 +79,17 @@ def language_model(name: str, *, beta: float | None = None) -> tuple[Policy, Pre
 
 
 def language_model_meetings(
-    name: str,
+    model: tuple[Policy, PreTrainedTokenizerBase],
     simulator: Simulator,
     reads: Reads,
     episodes: int,
     decoding: Decoding,
     *,
-    beta: float | None = None,
     seed: int = 0,
     batch_size: int = 64,
 ) -> Iterator[Meeting]:
-    """Conversations of a language model, `batch_size` of them stepped together."""
-    policy, tokenizer = language_model(name, beta=beta)
+    """Conversations of a language model and its tokenizer, `batch_size` of them stepped together."""
+    policy, tokenizer = model
     for start in range(0, episodes, batch_size):
         worlds: list[MultiWOZText] = []
 

@@ -103,6 +103,15 @@ def test_a_checkpoint_meets_the_same_users(tmp_path):
     ]
 
 
+def test_an_earlier_run_stays_where_there_is_no_such_checkpoint(tmp_path):
+    for name in ("converse.yaml", "results.json"):
+        (tmp_path / name).touch()
+    how = {"episodes": 2, "output_dir": str(tmp_path), "overwrite": True, "quiet": True}
+    with pytest.raises(UserError, match="no such checkpoint: nowhere"):
+        main(ConverseConfig(system="nowhere", **how))
+    assert (tmp_path / "results.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
