@@ -92,8 +92,11 @@ class Row:
 
     @property
     def reply_starts(self) -> np.ndarray:
-        """(R,) the index of the first token of each reply."""
-        return np.flatnonzero(self.assistant & ~np.insert(self.assistant[:-1], 0, False))
+        """(R,) the index of the first token of each reply: the first one that was written behind the end of
+        the one before, with which it may share a border."""
+        written = np.flatnonzero(self.assistant)
+        ends_before = np.concatenate([[-1], self.reply_ends])[: len(self.reply_ends)]
+        return written[np.searchsorted(written, ends_before, side="right")]
 
     @property
     def returns(self) -> np.ndarray:

@@ -68,6 +68,16 @@ def test_the_context_is_all_that_was_said_before(make_row):
     assert mined(DPO(by="to_go"), rows)[0] == [((1,), 2.0, (2,), 1.0)]  # 0 + 2 against 1 + 0
 
 
+def test_two_replies_without_a_token_between_them_are_two(make_row):
+    """To 9 the replies 1 and 2; behind 9 and 1, which the second reply follows at once, 5 and 6."""
+    rows = [
+        make_row([9, 1, 5], [(1, 1, 0.0), (2, 2, 2.0)]),
+        make_row([9, 1, 6], [(1, 1, 0.0), (2, 2, 3.0)]),
+        make_row([9, 2, 2, 7], [(1, 2, 1.0), (3, 3, 0.0)]),
+    ]
+    assert mined(DPO(), rows)[0] == [((2, 2), 1.0, (1,), 0.0), ((6,), 3.0, (5,), 2.0)]
+
+
 def test_what_nobody_rated_is_in_no_pair(make_row):
     """To 9: replies 1 (?, then 4), 2 (1) and 3 (?, then ?). An unrated reply takes no part in a mean."""
     nan = float("nan")

@@ -66,6 +66,19 @@ def test_each_reply_is_told_its_bin_and_nothing_else_changes(told, tokenizer):
     )
 
 
+def test_replies_without_a_token_between_them_each_have_their_bin(told, tokenizer):
+    """As DialoGPT's template writes what the assistant says twice in a row."""
+    plain, made = told(DT(bins=2)), told(DT(bins=2, by="reply"))
+    plain.chat_template = "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    said = [("user", "u", None), ("assistant", "a0", -1.0), ("assistant", "a1", 1.0)]
+    turns = [{"role": role, "content": text, "reward": reward} for role, text, reward in said]
+    rows = tokenize(Dialog("d", turns), plain)
+    assert rows[0].reply_starts.tolist() == [1 + len(plain.encode(text)) for text in ("u", f"u{END}a0")]
+    (row,), _ = DT(bins=2, by="reply").prepare(rows, [], made)
+    assert rendered(row, made) == f"u{END}<|return:0|>a0{END}<|return:1|>a1{END}"
+    assert made.decode(row.input_ids[row.assistant]) == f"a0{END}a1{END}"
+
+
 def test_a_return_is_what_is_still_to_come(told, tokenizer):
     """Returns to go: (0, -1) and (3, 2): the first reply of the first dialog earned 1 and is in the lower
     half for what followed."""
