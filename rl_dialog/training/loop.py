@@ -349,7 +349,6 @@ class Trainer:
         )
         for batch in batches:
             batch.progress = self.step / self.total_steps
-        self._measure(batches)
         words = np.random.SeedSequence((config.seed, self.step, self.rank)).generate_state(1, np.uint64)
         seed = int(words[0] >> 1)
         # Of dropout. torch.manual_seed also writes down where it was called from, for each kind of device
@@ -358,6 +357,7 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         self.policy.train()
+        self._measure(batches)
         sums, norm, rate = self._descend(objective, batches, self.terms_per_update)
         if target_rate := self.policy.method.target_rate(self.total_steps, self.step / self.total_steps):
             self.policy.update_targets(target_rate)

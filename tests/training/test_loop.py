@@ -296,6 +296,24 @@ def test_kto_s_divergence_is_that_of_the_whole_update(tmp_path: Path) -> None:
     assert total([0, 1, 2, 3], [4, 5], [6, 7]) == pytest.approx(total(list(range(8))), rel=1e-5)
 
 
+def test_kto_s_divergence_has_dropout_whatever_came_before_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation, or a start from a checkpoint, leaves a model without it: a resumed run would learn
+    something else than one that went on."""
+    monkeypatch.setattr(f"{__name__}.MODEL", replace(MODEL, dropout=0.5))
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, report_to="none")
+    learned = []
+    for evaluated in (False, True):
+        trainer = make_trainer(tmp_path / str(evaluated), "kto", config)
+        trainer._prior_logp = [logp - 3.0 for logp in trainer._prior_logp]
+        trainer.policy.train(not evaluated)
+        torch.manual_seed(7 + evaluated)
+        trainer._update(trainer.objective)
+        learned.append(parameters(trainer))
+    assert all(torch.equal(value, learned[1][name]) for name, value in learned[0].items())
+
+
 # --- the run ------------------------------------------------------------------------------------------------
 
 
