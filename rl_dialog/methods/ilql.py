@@ -260,7 +260,7 @@ class ILQL(Method):
     def decode(self, out: Outputs) -> Tensor:
         lm = out.lm.scaled(1 / self.lm_temperature)
         logits = lm.dense()  # (S, V)
-        if not self.beta and self.include_logits:
+        if not (self.beta or self.top_k) and self.include_logits:
             return logits.log_softmax(-1)
         if not self.top_k or self.top_k_after:
             steered = self._steered(

@@ -1,7 +1,7 @@
 """ILQL's loss and decoding against numbers worked out by hand; every score is a table, no transformer is
 involved."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -348,6 +348,15 @@ def test_top_k_is_chosen_before_the_advantage():
     assert got[2].item() == 0
     torch.testing.assert_close(got[:2], torch.tensor([2.0, 1.5]).softmax(0))
     assert decoded(ILQL(beta=1.0), lm, q, [0.0])[0, 2].item() == 1
+
+
+@pytest.mark.parametrize("method", [ILQL(beta=0.0), methods.AWAC()])
+@pytest.mark.parametrize("after", [False, True])
+def test_top_k_holds_without_an_advantage(method, after):
+    """As for awac, whose weights are in the language model."""
+    method = replace(method, top_k=2, top_k_after=after)
+    got = decoded(method, [[2.0, 1.0, 0.0]], ([[0.0, 0.5, 1000.0]],) * 2, [0.0])[0]
+    torch.testing.assert_close(got, torch.tensor([0.731059, 0.268941, 0.0]), rtol=0, atol=5e-6)
 
 
 def test_top_k_of_the_whole_vocabulary_is_no_top_k():
