@@ -56,7 +56,7 @@ class ILQL(Method):
     reward with value_unit 1)"""
     target_kl: float | None = None
     """instead of a beta: how far to lean, in nats of KL(policy || p) per reply; beta is solved on held-out
-    replies at each checkpoint"""
+    replies at each checkpoint (with extraction exp, and include_logits)"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
@@ -127,6 +127,12 @@ class ILQL(Method):
             raise UserError(
                 "extraction sign: expected a beta between 0 and 1, the share of tokens with a positive "
                 f"advantage, got {self.beta:g}"
+            )
+        if self.target_kl is not None and (self.extraction == "sign" or not self.include_logits):
+            raise UserError(
+                f"--method.target_kl {self.target_kl:g}: expected extraction exp and include_logits, with "
+                f"which a smaller beta is nearer to p, got extraction {self.extraction} and include_logits "
+                f"{self.include_logits}: set a beta instead"
             )
         if self.reg_to == "base_policy" and (self.awac_beta or self.awac_weights == "sign"):
             raise UserError(

@@ -622,6 +622,13 @@ def test_signs_alone(beta, expected, top_k):
     assert ILQL(beta=beta, extraction="sign", top_k=3).decodes_with_v  # V decides the sign
 
 
+@pytest.mark.parametrize("changes", [{"extraction": "sign", "beta": 0.5}, {"include_logits": False}])
+def test_a_divergence_is_only_aimed_at_where_a_beta_leads_to_it(changes):
+    """With signs a beta above 1 is refused; without p, less of a beta leads to all tokens alike, not to p."""
+    with pytest.raises(UserError, match="--method.target_kl 2: expected extraction exp and include_logits"):
+        ILQL(target_kl=2.0, **changes)
+
+
 @pytest.mark.parametrize("beta", [0.0, 1.0, 4.0])
 def test_signs_need_a_share(beta):
     with pytest.raises(UserError, match="extraction sign: expected a beta between 0 and 1"):
