@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import best_of_reply, following, minimum, rate_of_targets, started_from_returns
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ class BCQ(Method):
     heads: ClassVar[Heads] = Heads(q=2, target=True)
     plain_lm: ClassVar[bool] = False
     acts_with_beta: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, at_least_0=("clone_weight",), shares=("threshold", "warmup", "alpha"))
 
     @property
     def skips_parameters(self) -> bool:

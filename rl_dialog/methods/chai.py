@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import following, minimum, rate_of_targets
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class CHAI(Method):
                 f"chai: expected at least one proposal of at least one token, got {self.proposals} of "
                 f"{self.proposal_tokens}"
             )
+
+        check_ranges(self, at_least_0=("cql_weight",), at_least_1=("num_generations",), shares=("alpha",))
 
     @property
     def heads(self) -> Heads:

@@ -35,6 +35,7 @@ class DBCQ(BCQ):
     acts_with_beta: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.samples < 1 or self.beta != BCQ.beta:
             raise UserError(
                 "dbcq: expected samples of at least 1 and no beta (the best sample is taken), got "

@@ -19,7 +19,7 @@ from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios
-from rl_dialog.methods.method import Loss, Method, Outputs
+from rl_dialog.methods.method import Loss, Method, Outputs, check_ranges
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,15 @@ class DPO(Method):
 
     rows_per_unit: ClassVar[int] = 2
     learning_rate_share: ClassVar[float] = 0.2
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            above_0=("beta",),
+            at_least_0=("margin",),
+            at_least_1=("pairs_per_context",),
+            shares=("label_smoothing",),
+        )
 
     @property
     def uses_prior(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.advantages import Experience, group_scores
+from rl_dialog.methods.method import check_ranges
 from rl_dialog.methods.online import OnlineMethod, clipped
 
 
@@ -35,6 +36,10 @@ class GRPO(OnlineMethod):
     """divide by the group's standard deviation; off: A is in the unit of the returns (Dr. GRPO)"""
     divide_by_length: bool = True
     """divide by the number of tokens of the episode; off: all tokens weigh the same (Dr. GRPO)"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, above_0=("epsilon",))
 
     @property
     def compares_groups(self) -> bool:

@@ -20,7 +20,7 @@ from rl_dialog.methods.backup import (
     started_from_returns,
     to_reply_end,
 )
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
 
 
@@ -123,6 +123,13 @@ class ILQL(Method):
     acts_with_beta: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            above_0=("cql_temperature", "lm_temperature", "awac_clip"),
+            at_least_0=("q_weight", "v_weight", "cql_weight", "dm_weight", "awac_weight", "transition_weight")
+            + ("top_k", "target_kl"),
+            shares=("warmup", "alpha"),
+        )
         if self.extraction == "sign" and not 0 < self.beta < 1:
             raise UserError(
                 "extraction sign: expected a beta between 0 and 1, the share of tokens with a positive "

@@ -17,7 +17,7 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios, row_log_ratios
 from rl_dialog.methods.dpo import replies
-from rl_dialog.methods.method import Loss, Method, Outputs
+from rl_dialog.methods.method import Loss, Method, Outputs, check_ranges
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,9 @@ class KTO(Method):
 
     rows_per_unit: ClassVar[int] = 2
     measures: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self, above_0=("beta",), at_least_0=("desirable_weight", "undesirable_weight"))
 
     @property
     def uses_prior(self) -> bool:

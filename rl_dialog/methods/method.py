@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.tokenize import Row
+from rl_dialog.errors import UserError
 from rl_dialog.methods.scores import Scores
 
 
@@ -236,3 +237,26 @@ class Method:
     def decode(self, out: Outputs) -> Tensor:
         """(S, V) logits to sample from; temperature, top-p and the rest belong to `generate`."""
         return out.lm.dense()
+
+
+def check_ranges(
+    method: Method,
+    *,
+    above_0: Sequence[str] = (),
+    at_least_0: Sequence[str] = (),
+    at_least_1: Sequence[str] = (),
+    shares: Sequence[str] = (),
+) -> None:
+    """Raises UserError for the first of these hyper-parameters that is out of its range, a share from 0 to 1;
+    None is no setting."""
+    ranges = {
+        "above 0": (above_0, lambda value: value > 0),
+        "of at least 0": (at_least_0, lambda value: value >= 0),
+        "of at least 1": (at_least_1, lambda value: value >= 1),
+        "from 0 to 1": (shares, lambda value: 0 <= value <= 1),
+    }
+    for expected, (names, fits) in ranges.items():
+        for name in names:
+            value = getattr(method, name)
+            if value is not None and not fits(value):
+                raise UserError(f"expected --method.{name} {expected}, got {value:g}")

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.errors import UserError
 from rl_dialog.methods.advantages import Experience
-from rl_dialog.methods.method import Loss, Method, Outputs
+from rl_dialog.methods.method import Loss, Method, Outputs, check_ranges
 from rl_dialog.methods.scores import Scores, entropy
 
 FAR = 20.0  # nats: where an action was drawn that the prior finds exp(20) times likelier than the policy
@@ -64,11 +63,7 @@ class OnlineMethod(Method):
     mini_batches: ClassVar[int] = 1  # ... each in so many steps of the optimizer
 
     def __post_init__(self) -> None:
-        for name, least in {"c": 0, "entropy_weight": 0}.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"expected --method.{name} of at least {least}, got {getattr(self, name)}")
-        if not self.max_weight > 0:
-            raise UserError(f"expected --method.max_weight above 0, got {self.max_weight}")
+        check_ranges(self, above_0=("max_weight",), at_least_0=("c", "entropy_weight"))
 
     @property
     def uses_prior(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.advantages import SAME, Experience, generalised_advantages
-from rl_dialog.methods.method import Heads, Loss, Outputs
+from rl_dialog.methods.method import Heads, Loss, Outputs, check_ranges
 from rl_dialog.methods.online import OnlineMethod, clipped
 
 
@@ -39,6 +39,10 @@ class PPO(OnlineMethod):
     heads: ClassVar[Heads] = Heads(v=True)
     iterations: ClassVar[int] = 2
     mini_batches: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, above_0=("epsilon",), at_least_0=("value_weight",), shares=("gamma", "lam"))
 
     def advantages(self, experiences: Sequence[Experience]) -> list[np.ndarray]:
         found = [self._advantages(each) for each in experiences]

@@ -17,7 +17,7 @@ from rl_dialog.methods.backup import (
     started_from_returns,
     to_reply_end,
 )
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 
 LEAST_C = 0.1  # to learn V with: the sharper a soft maximum, the more it takes errors of Q for choices
 
@@ -69,6 +69,9 @@ class Psi(Method):
     trains_lm: ClassVar[bool] = False
     reads_lm: ClassVar[bool] = False
     plain_lm: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_ranges(self, above_0=("c",), at_least_0=("target_kl", "cql_weight"), shares=("warmup", "alpha"))
 
     def with_strength(self, strength: float) -> Psi:
         return replace(self, c=1 / strength)

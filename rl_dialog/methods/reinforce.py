@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.advantages import Experience, discount_factors, rewards_to_go, turn_baselines
+from rl_dialog.methods.method import check_ranges
 from rl_dialog.methods.online import OnlineMethod
 
 
@@ -29,6 +30,10 @@ class Reinforce(OnlineMethod):
     """discount of what follows"""
     discount: Literal["turn", "token"] = "turn"
     """where it applies: at the end of a reply, or at every token"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, shares=("gamma",))
 
     @property
     def compares_groups(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import expectile, following, minimum, rate_of_targets, started_from_returns
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,15 @@ class UtteranceILQL(Method):
 
     heads: ClassVar[Heads] = Heads(v=True, utterance_q=2)
     rank_by: ClassVar[str] = "utterance Q"
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            above_0=("awac_clip",),
+            at_least_0=("awac_weight",),
+            at_least_1=("num_generations",),
+            shares=("warmup", "alpha"),
+        )
 
     @property
     def skips_parameters(self) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import discounts, minimum, rate_of_targets
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs
+from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 from rl_dialog.methods.scores import kl_divergences, reduce_minimum
 
 
@@ -72,6 +72,10 @@ class WayOffPolicy(Method):
     10 at the end (0.005 in 2019)"""
 
     def __post_init__(self) -> None:
+        divides = ("c",) if self.coefficient == "reward" else ()
+        check_ranges(
+            self, above_0=divides, at_least_0=("c",), at_least_1=("target_passes",), shares=("alpha",)
+        )
         if self.kl != "sampled" and not self._subtracts_log_pi:
             raise UserError(
                 f"kl {self.kl!r}: expected a target with log p - log pi in it, but {self.backup} has log p "

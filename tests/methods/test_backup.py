@@ -9,7 +9,7 @@ import torch
 
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
-from rl_dialog.methods import scores
+from rl_dialog.methods import METHODS, scores
 from rl_dialog.methods.backup import (
     discounts,
     expectile,
@@ -185,3 +185,35 @@ def test_gumbel_regression_goes_on_as_a_straight_line():
     torch.testing.assert_close(loss, torch.tensor([value / 4 for value in told]))
     (slope,) = torch.autograd.grad(loss.sum(), error)
     torch.testing.assert_close(slope, torch.tensor([1 / e**2 - 1, 0, e - 1, e**2 - 1, e**2 - 1]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "value", "expected"),
+    [
+        ("ilql", "lm_temperature", 0.0, "above 0, got 0"),  # decode divides by it
+        ("ilql", "cql_temperature", 0.0, "above 0"),
+        ("ilql", "top_k", -1, "of at least 0, got -1"),
+        ("mc", "warmup", -0.5, "from 0 to 1, got -0.5"),  # targets would go on past y
+        ("awac", "alpha", 2.0, "from 0 to 1"),  # and past the values
+        ("psi", "c", 0.0, "above 0"),
+        ("kl_control", "c", -1.0, "above 0"),  # would lean towards what is worth least
+        ("bcq", "threshold", 1.5, "from 0 to 1"),  # no token would be left
+        ("dbcq", "threshold", -0.1, "from 0 to 1"),
+        ("utterance_ilql", "num_generations", 0, "of at least 1"),
+        ("chai", "cql_weight", -1.0, "of at least 0"),
+        ("way_off_policy", "c", 0.0, "above 0"),
+        ("dpo", "beta", 0.0, "above 0"),
+        ("dpo", "label_smoothing", 1.5, "from 0 to 1"),
+        ("kto", "beta", math.nan, "above 0, got nan"),
+        ("reinforce", "gamma", 1.5, "from 0 to 1"),
+        ("grpo", "epsilon", -0.2, "above 0"),
+        ("ppo", "lam", 2.0, "from 0 to 1"),
+    ],
+)
+def test_a_hyper_parameter_out_of_its_range_is_refused_by_name(method, field, value, expected):
+    with pytest.raises(UserError, match=f"--method.{field} {expected}"):
+        METHODS[method](**{field: value})
+
+
+def test_a_divergence_that_is_no_divisor_may_weigh_nothing():
+    assert METHODS["way_off_policy"](coefficient="kl", c=0.0).c == 0
