@@ -43,7 +43,8 @@ def propose(
             "positions"
         )
     contexts = [row.input_ids[:start][tokens - window :] for row in rows for start in row.reply_starts]
-    features = np.empty((len(contexts), count, policy.config.hidden_size), np.float32)
+    width = policy.get_output_embeddings().weight.shape[1]  # not that of the layers, in every architecture
+    features = np.empty((len(contexts), count, width), np.float32)
     logp = np.empty((len(contexts), count), np.float32)
     torch.manual_seed(seed)
     order = np.argsort([len(ids) for ids in contexts], kind="stable")

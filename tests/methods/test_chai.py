@@ -6,12 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
 from rl_dialog.methods import CHAI
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
+from rl_dialog.models.policy import Policy
 from rl_dialog.models.proposals import propose
 
 Q = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 4.0])  # two heads, two replies
@@ -133,6 +135,19 @@ def test_the_same_seed_proposes_the_same(make_policy, make_row):
     )
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     assert len(np.unique(first.round(5), axis=1)[0]) > 1  # and not three times one reply
+
+
+def test_features_are_as_wide_as_the_states_that_words_are_read_from(tokenizer, make_row):
+    """OPT-350m's are half as wide as its layers."""
+    sizes = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 1}
+    ids = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    config = AutoConfig.for_model(
+        "opt", vocab_size=len(tokenizer), num_attention_heads=2, do_layer_norm_before=False, **sizes, **ids
+    )
+    policy = Policy(AutoModelForCausalLM.from_config(config), CHAI(proposals=2, proposal_tokens=3)).eval()
+    rows = [make_row([3, 70, 4, 71, 1], [(3, 4, 1.0)])]
+    (found,) = propose(policy, rows, eos_id=1, pad_id=0, seed=0)
+    assert found.features.shape == (1, 2, 16) and found.features.any()
 
 
 def test_a_window_without_room_for_a_context(make_policy, make_row):
