@@ -108,8 +108,10 @@ def load_lm(
         lm = open_causal_lm(config.model_name_or_path)
     else:
         lm = AutoModelForCausalLM.from_config(_new_lm_config(config, tokenizer, chosen), dtype=torch.float32)
-    if len(tokenizer) > lm.get_input_embeddings().num_embeddings:
+    if len(tokenizer) > (known := lm.get_input_embeddings().num_embeddings):
         lm.resize_token_embeddings(len(tokenizer))
+        if config.use_peft:
+            _set_apart(lm, known)
     ends = lm.generation_config.eos_token_id
     ends = {*([ends] if isinstance(ends, int) else ends or [])}
     ends &= special_ids(tokenizer) if ends else ends
@@ -122,6 +124,16 @@ def load_lm(
         top_k=0,  # all of the policy; transformers would keep 50 tokens
     )
     return lm
+
+
+@torch.no_grad()
+def _set_apart(lm: PreTrainedModel, known: int) -> None:
+    """Draws the embeddings of new tokens as far apart as the `known` ones lie. transformers begins all of
+    them as their mean, and below adapters they stay as they begin: nothing could tell them apart."""
+    tables = (lm.get_input_embeddings().weight, lm.get_output_embeddings().weight)
+    for table in {each.data_ptr(): each for each in tables}.values():  # often one and the same
+        old, new = table[:known], table[known:]
+        new.copy_(old.mean(0) + old.std(0) * torch.randn_like(new))
 
 
 def check_family(config: ModelConfig) -> None:

@@ -29,7 +29,7 @@ from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import Row, tokenize, train_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.methods import BC, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffPolicy
+from rl_dialog.methods import BC, DT, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.method import Loss
 from rl_dialog.methods.scores import kl_divergence
 from rl_dialog.models.checkpoint import freeze_prior, load_prior
@@ -490,6 +490,26 @@ def test_a_new_model_below_adapters_is_written_once_and_moves_with_its_run(tmp_p
     (tmp_path / "elsewhere" / "base").rename(tmp_path / "elsewhere" / "lost")
     with pytest.raises(UserError, match="adapter_config.json: expected the model that these adapters belong"):
         Policy.from_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_new_tokens_below_adapters_can_be_told_apart(tmp_path: Path, tied: bool) -> None:
+    """Nothing trains their embeddings: where they began alike, dt's bins would mean the same, and a reply
+    could not end with a token of its own. Those of known tokens stay."""
+    lm = load_lm(MODEL, make_tokenizer())
+    lm.config.tie_word_embeddings = tied
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(lm.config)
+    lm.save_pretrained(tmp_path)
+    tokenizer, known = DT().extend_tokenizer(make_tokenizer()), lm.config.vocab_size
+    model = replace(MODEL, model_name_or_path=str(tmp_path), use_peft=True)
+    larger = load_lm(model, tokenizer)
+    for get in ("get_input_embeddings", "get_output_embeddings"):
+        before, after = getattr(lm, get)().weight, getattr(larger, get)().weight
+        assert torch.equal(after[:known], before) and len(after) == known + 3
+        apart = torch.pdist(after[known:]).min()
+        assert apart > 0.5 * torch.pdist(before).mean()
+    assert (larger.get_input_embeddings().weight is larger.get_output_embeddings().weight) == tied
 
 
 def test_adapters_are_not_resumed_on_another_model(tmp_path: Path, pretrained: str) -> None:
