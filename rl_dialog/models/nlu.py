@@ -89,8 +89,7 @@ class Nlu(nn.Module):
     def encode(self, turns: Sequence[tuple[str, Sequence[str], str]]) -> Encoded:
         """(text, context, side) of each turn as tokens."""
         before = [
-            f"{side}: "
-            f"{' '.join(context[len(context) - self.labels.context :] if self.labels.context else ())}"
+            f"{side}: {' '.join(context[max(0, len(context) - self.labels.context) :])}"
             for _, context, side in turns
         ]
         encoded = self.tokenizer(

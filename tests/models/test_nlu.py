@@ -72,6 +72,17 @@ def test_a_batch_reads_as_its_turns_do(nlu):
     assert nlu.understand(asked) == [nlu.understand([each])[0] for each in asked]
 
 
+@pytest.mark.parametrize("context", [0, 1, 2, 3, 4, 9])
+@pytest.mark.parametrize("earlier", [0, 1, 2, 3])
+def test_as_many_turns_are_read_before_the_text_as_there_are(context, earlier):
+    """The latest ones, where there are more; all of them near the beginning of a dialog."""
+    model = new_nlu(turns()[:4], labels_of(turns(), context=context), hidden_size=32, num_hidden_layers=1)
+    said = ["east", "west", "south"][:earlier]
+    ids = model.encode([("greek", said, "user")]).inputs["input_ids"][0]
+    read = model.tokenizer.decode(ids).partition("greek")[0]
+    assert [word for word in said if word in read] == said[max(0, earlier - context) :]
+
+
 def test_saved_and_loaded(nlu, tmp_path):
     nlu.save(tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} <= {".json", ".safetensors", ".jinja"}
