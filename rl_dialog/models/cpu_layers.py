@@ -82,9 +82,8 @@ def attention(
     scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
     if attention_mask is None:  # sdpa's way to say causal
         attention_mask = query.new_ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
-    scores = torch.matmul(query * scaling, key.transpose(2, 3)).masked_fill(
-        ~attention_mask, torch.finfo(query.dtype).min
-    )
+    scores = torch.matmul(query * scaling, key.transpose(2, 3))  # under autocast of another type than queries
+    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     weights = Dropout(dropout)(scores.softmax(-1))
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 

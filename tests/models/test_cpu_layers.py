@@ -71,6 +71,21 @@ def test_attention_that_drops_nothing_is_sdpa_and_otherwise_has_its_mean():
         assert torch.allclose(mean, expected, atol=0.1)
 
 
+def test_attention_that_drops_works_in_bfloat16():
+    """Rotary positions leave a llama's queries in float32, whose products are then bfloat16."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = AutoConfig.for_model("llama", vocab_size=11, attention_dropout=0.3, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    speed_up(model)
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        expected = model.eval()(ids).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            every = torch.stack([model.train()(ids).logits.float() for _ in range(300)])
+    assert every.std(0).max() > 0 and torch.allclose(every.mean(0), expected, atol=0.02)
+
+
 def test_every_dropout_of_gpt2_is_replaced_and_the_eval_output_stays():
     drop = {"resid_pdrop": 0.1, "embd_pdrop": 0.2, "attn_pdrop": 0.3}
     config = AutoConfig.for_model("gpt2", vocab_size=11, n_layer=2, n_head=2, n_embd=8, n_positions=8, **drop)
