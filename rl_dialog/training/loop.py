@@ -771,7 +771,14 @@ class Trainer:
         """Of a policy with LoRA all but the model below the adapters, which has to be the one they are of."""
         path = state / "policy.safetensors"
         if not self.policy.has_adapters:
-            load_model(self.policy, str(path), device=str(self.device))
+            try:
+                load_model(self.policy, str(path), device=str(self.device))
+            except RuntimeError as error:
+                found = " ".join(str(error).split())[:200]
+                raise UserError(
+                    f"{path}: expected the weights of this policy, got those of another ({found} ...): "
+                    "resume with the same --model_name_or_path, or start a run in another --output_dir"
+                ) from error
             return
         base = base_of_adapter(state.parent)
         if base is not None and Path(base).absolute() != Path(self.policy.base).absolute():

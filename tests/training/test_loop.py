@@ -519,6 +519,17 @@ def test_adapters_are_not_resumed_on_another_model(tmp_path: Path, pretrained: s
         lora_trainer(tmp_path / "run", str(tmp_path / "other"), steps=2).train()
 
 
+@pytest.mark.parametrize("changes", [{"width": 32}, {"layers": 2}])
+def test_another_model_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
+) -> None:
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, report_to="none")
+    make_trainer(tmp_path, "bc", config).train()
+    monkeypatch.setattr(f"{__name__}.MODEL", replace(MODEL, **changes))
+    with pytest.raises(UserError, match="expected the weights of this policy, got those of another .*resume"):
+        make_trainer(tmp_path, "bc", replace(config, max_steps=2)).train()
+
+
 @pytest.mark.parametrize(
     ("damaged", "told"),
     [
