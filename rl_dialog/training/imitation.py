@@ -69,7 +69,8 @@ def imitate(policy: ActPolicy, states: np.ndarray, actions: np.ndarray, dialogs:
     everyone = generator.permutation(np.unique(dialogs))
     if len(everyone) < 2:
         raise UserError(f"expected at least two dialogs to imitate, got {len(everyone)}")
-    held_out = np.isin(dialogs, everyone[: max(1, round(config.held_out * len(everyone)))])
+    count = min(max(1, round(config.held_out * len(everyone))), len(everyone) - 1)  # one to learn from stays
+    held_out = np.isin(dialogs, everyone[:count])
     x, a = torch.from_numpy(states), torch.from_numpy(actions).float()
     train, held_out = torch.from_numpy(np.flatnonzero(~held_out)), torch.from_numpy(np.flatnonzero(held_out))
     optimizer = torch.optim.RMSprop(

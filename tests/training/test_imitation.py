@@ -55,6 +55,16 @@ def test_the_loss_by_hand():
         assert found[name] == pytest.approx(math.log(2) * (1 + 4 * said), rel=1e-5)
 
 
+@pytest.mark.parametrize(("dialogs", "share"), [(2, 0.9), (3, 0.9), (3, 0.01)])
+def test_some_dialogs_are_learned_from_and_some_are_held_out(dialogs, share):
+    torch.manual_seed(0)
+    policy = ActPolicy(ActPolicyConfig(6, 4))
+    before = [parameter.clone() for parameter in policy.policy.parameters()]
+    found = imitate(policy, *experts(dialogs=dialogs), Imitation(epochs=1, held_out=share))
+    assert math.isfinite(found["loss"]) and math.isfinite(found["held_out_loss"])
+    assert any(not torch.equal(*pair) for pair in zip(before, policy.policy.parameters(), strict=True))
+
+
 def test_the_same_seed_gives_the_same_policy():
     def weights(seed):
         torch.manual_seed(0)
