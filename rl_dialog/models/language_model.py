@@ -111,7 +111,7 @@ def load_lm(
     if len(tokenizer) > (known := lm.get_input_embeddings().num_embeddings):
         lm.resize_token_embeddings(len(tokenizer))
         if config.use_peft:
-            _set_apart(lm, known)
+            set_apart(lm, known)
     ends = lm.generation_config.eos_token_id
     ends = {*([ends] if isinstance(ends, int) else ends or [])}
     ends &= special_ids(tokenizer) if ends else ends
@@ -127,11 +127,11 @@ def load_lm(
 
 
 @torch.no_grad()
-def _set_apart(lm: PreTrainedModel, known: int) -> None:
+def set_apart(lm: PreTrainedModel, known: int) -> None:
     """Draws the embeddings of new tokens as far apart as the `known` ones lie. transformers begins all of
     them as their mean, and below adapters they stay as they begin: nothing could tell them apart."""
-    tables = (lm.get_input_embeddings().weight, lm.get_output_embeddings().weight)
-    for table in {each.data_ptr(): each for each in tables}.values():  # often one and the same
+    layers = (lm.get_input_embeddings(), lm.get_output_embeddings())  # often with one and the same table
+    for table in {layer.weight.data_ptr(): layer.weight for layer in layers if layer is not None}.values():
         old, new = table[:known], table[known:]
         new.copy_(old.mean(0) + old.std(0) * torch.randn_like(new))
 

@@ -33,6 +33,7 @@ from rl_dialog.data.tokenize import (
 from rl_dialog.errors import UserError
 from rl_dialog.models.causal_lm import base_of_adapter
 from rl_dialog.models.checkpoint import resolve, start_of
+from rl_dialog.models.language_model import set_apart
 from rl_dialog.models.small_encoder import small_encoder
 from rl_dialog.models.weights import in_words, load_strictly, of_trunk, require_readable, require_weights
 
@@ -49,6 +50,8 @@ Chain = tuple[Sequence[int], list[int]]  # tokens, and after how many of them a 
 
 class TextReward:
     """A model with one output, its tokenizer with its chat template, and the longest input in tokens."""
+
+    known: int | None = None  # tokens of the base, where it was given more and learned nothing yet
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_length: int | None = None
@@ -216,11 +219,14 @@ class TextReward:
                 f"give a scalar head ({error})"
             ) from error
         require_weights(model, of_trunk(model, lacking), f"--model_name_or_path {base}")
+        known = model.get_input_embeddings().num_embeddings
         _make_room(model, tokenizer)
         if not hasattr(model.config, "pretrained"):  # a reward model of ours knows
             model.config.pretrained = start_of(base) == "pretrained"
         model.config.reads, model.config.rated = reads, False
-        return cls(_padded(model, tokenizer), tokenizer, max_length=max_length)
+        reward = cls(_padded(model, tokenizer), tokenizer, max_length=max_length)
+        reward.known = known if len(tokenizer) > known else None
+        return reward
 
     @classmethod
     def new(
@@ -317,12 +323,15 @@ def _make_room(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> No
 def adapters(reward: TextReward, rank: int, alpha: int) -> Iterator[None]:
     """While the block lasts only LoRA adapters of all linear layers and the head learn; in the end they are
     added to the weights. With rank 0 everything learns as it is."""
+    known, reward.known = reward.known, None
     if not rank:
         yield
         return
     from peft import LoraConfig, get_peft_model
 
     plain = reward.model
+    if known is not None:
+        set_apart(plain, known)
     config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=alpha, target_modules="all-linear")
     reward.model = get_peft_model(plain, config)
     try:

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from rl_dialog.errors import UserError
-from rl_dialog.models.text_reward import TextReward
+from rl_dialog.models.text_reward import TextReward, adapters
 
 TALK = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "how are you today?"}]
 TALKS = [
@@ -104,6 +104,23 @@ def test_a_policy_becomes_a_reward_model(checkpoints, tmp_path):
     )  # of the policy, not new
     reward.eval().save_pretrained(tmp_path)
     assert TextReward.from_pretrained(tmp_path).score(TALKS) == pytest.approx(reward.score(TALKS), abs=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_tokens_that_a_base_did_not_know_begin_apart_below_adapters(like_trl, rank):
+    """Such as those of roles, without which nobody knows who speaks: adapters let them stay as they begin.
+    Where everything learns they begin alike."""
+    base = LlamaForSequenceClassification.from_pretrained(like_trl)
+    known = base.config.vocab_size - 40
+    base.resize_token_embeddings(known)
+    base.save_pretrained(like_trl)
+    reward = TextReward.from_base(str(like_trl), max_length=64)
+    with adapters(reward, rank, 4):
+        pass
+    table = reward.model.get_input_embeddings().weight.detach()
+    assert torch.equal(table[:known], base.get_input_embeddings().weight)
+    apart = torch.pdist(table[known:]).mean() / torch.pdist(table[:known]).mean()
+    assert apart > 0.5 if rank else apart < 0.01
 
 
 def test_of_long_conversations_the_system_prompt_and_the_end_are_read():
