@@ -45,7 +45,7 @@ from rl_dialog.training.loop import Trainer, TrainerConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-MODEL = ModelConfig(layers=2, width=64, context=256)
+MODEL = ModelConfig(layers=2, width=64, attention_heads=4, context=256)
 POINTS = 16  # of a curve
 PAIRS = 1000
 OTHER_GAMES = 1000  # added to a seed: no pair is of a logged game

@@ -23,6 +23,7 @@ LATENTS = {"hred": "none", "vhred": "message", "vhcr": "conversation"}
 OF_NEW = ("family", "layers", "attention_heads", "width", "context", "dropout", "latent_size", "word_drop")
 OF_NEW += ("sentence_drop", "kl_annealing", "free_bits", "bow_weight")
 OF_TRANSFORMERS = ("attention_heads",)
+HEAD_SIZE = 16  # of an attention head at least: with 8 numbers a clone of small talk returns .1 less
 OF_HIERARCHICAL = ("word_drop", "sentence_drop")
 OF_LATENTS = ("latent_size", "kl_annealing", "free_bits", "bow_weight")
 
@@ -41,8 +42,9 @@ class ModelConfig:
     layers: int | None = None
     """transformer blocks of a new model, by default 4; of a hierarchical one the GRUs on top of each other in
     its encoder and decoder, by default 1"""
-    attention_heads: int = 4
-    """attention heads of a new transformer"""
+    attention_heads: int | None = None
+    """attention heads of a new transformer, which share its width; by default 8 of at least 16 numbers each,
+    also where a llama is too narrow for that. Each can look at a place of its own, say a square of a board"""
     width: int = 128
     """hidden size of a new model"""
     context: int = 1024
@@ -137,7 +139,8 @@ def set_apart(lm: PreTrainedModel, known: int) -> None:
 
 
 def check_family(config: ModelConfig) -> None:
-    """Raises UserError for a field of a new model that its family does not use, or that is no new one."""
+    """Raises UserError for a field of a new model that its family does not use, that is no new one's, or for
+    a width that its heads cannot share."""
     hierarchical, default = config.family in LATENTS, ModelConfig()
     if start := config.model_name_or_path:
         for name in OF_NEW:
@@ -159,6 +162,8 @@ def check_family(config: ModelConfig) -> None:
                     f"--model.{name} {value:g}: a new {config.family} has no use for it, expected "
                     f"--model.family {families}: leave it out, or choose another family"
                 )
+    if not hierarchical:
+        _attention(config)
 
 
 def chosen_teachers(
@@ -200,11 +205,12 @@ def _new_lm_config(config: ModelConfig, tokenizer: Any, teachers: dict[str, dict
     if config.family in LATENTS:
         return _new_hierarchical_config(config, tokenizer, spread, teachers)
     layers = 4 if config.layers is None else config.layers
+    heads, size = _attention(config)
     if config.family == "gpt2":
         drop = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": config.dropout}
         sizes = {
             "n_layer": layers,
-            "n_head": config.attention_heads,
+            "n_head": heads,
             "n_embd": config.width,
             "n_positions": config.context,
         }
@@ -223,8 +229,9 @@ def _new_lm_config(config: ModelConfig, tokenizer: Any, teachers: dict[str, dict
         hidden_size=config.width,
         intermediate_size=config.width * 8 // 3,
         num_hidden_layers=layers,
-        num_attention_heads=config.attention_heads,
-        num_key_value_heads=config.attention_heads,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=size,
         max_position_embeddings=config.context,
         attention_dropout=config.dropout,
         tie_word_embeddings=True,
@@ -232,6 +239,22 @@ def _new_lm_config(config: ModelConfig, tokenizer: Any, teachers: dict[str, dict
         bos_token_id=None,
         eos_token_id=None,
     )
+
+
+def _attention(config: ModelConfig) -> tuple[int, int]:
+    """Heads of a new transformer, and the size of each. Raises UserError for a width that cannot be shared
+    out to as many as were asked for."""
+    width, heads, llama = config.width, config.attention_heads, config.family == "llama"
+    if heads is None and width > 0:  # the heads of a llama may be larger than their shares of its width
+        fit = (n for n in range(1, 9) if width % n == 0 and (llama or width >= HEAD_SIZE * n))
+        heads = max(fit, default=1)
+        return heads, max(HEAD_SIZE, width // heads // 2 * 2) if llama else width // heads
+    share = 2 if llama else 1  # a llama turns numbers in pairs
+    if heads is None or heads < 1 or width < share or width % (share * heads):
+        flags = "" if heads is None else f" with --model.attention_heads {heads}"
+        expected = "at least one head" if heads == 0 else f"a multiple of {share * (heads or 1)}, above 0"
+        raise UserError(f"--model.width {width}{flags}: expected {expected}")
+    return heads, width // heads
 
 
 def _new_hierarchical_config(

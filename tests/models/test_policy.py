@@ -1029,6 +1029,22 @@ def test_a_new_model_has_the_shape_of_its_config(tokenizer, family):
     assert lm.get_input_embeddings().weight.data_ptr() == lm.get_output_embeddings().weight.data_ptr()
 
 
+@pytest.mark.parametrize(
+    ("family", "width", "heads", "size"),
+    [
+        *[("llama", 128, 8, 16), ("llama", 64, 8, 16), ("llama", 300, 6, 50), ("llama", 101, 1, 100)],
+        *[("gpt2", 128, 8, 16), ("gpt2", 64, 4, 16), ("gpt2", 15, 1, 15)],
+    ],
+)
+def test_a_new_model_has_heads_that_are_no_smaller_than_16(tokenizer, family, width, heads, size):
+    lm = load_lm(ModelConfig(family=family, layers=1, width=width), tokenizer)
+    projected = {"llama": ".q_proj.weight", "gpt2": ".c_attn.weight"}[family]
+    [weight] = [each for name, each in lm.named_parameters() if name.endswith(projected)]
+    assert lm.config.num_attention_heads == heads
+    assert weight.numel() == width * (heads * size if family == "llama" else 3 * width)
+    assert lm(torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()
+
+
 def test_named_lora_modules(tokenizer):
     config = ModelConfig(
         family="gpt2",

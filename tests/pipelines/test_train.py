@@ -139,6 +139,12 @@ def test_relative_paths_reach_the_workers_and_start_the_next_run(
             [*NEW, "--model_name_or_path", "runs/bc", "--model.width", "32"],
             "--model.width 32 is about a new model, expected none beside --model_name_or_path runs/bc",
         ),
+        (
+            [*NEW, "--model.width", "30", "--model.attention_heads", "4"],
+            "--model.width 30 with --model.attention_heads 4: expected a multiple of 8",
+        ),
+        ([*NEW, "--model.width", "0"], "--model.width 0: expected a multiple of 2, above 0"),
+        ([*NEW, "--model.attention_heads", "0"], "--model.attention_heads 0: expected at least one head"),
         ([*NEW, "--model.word_drop", "0.1"], "--model.word_drop 0.1: a new llama has no use for it"),
     ],
 )
