@@ -129,12 +129,10 @@ class Learner:
         )
 
     def _follow(self, model: RewardModel, version: int) -> None:
-        """From now on this reward, at full speed or as fast as labels confirm it. What a reward says that has
-        seen ties alone is noise; a policy that followed it would only give up trying things."""
+        """From now on this reward, at full speed or as fast as labels confirm it."""
         self.reward.use(model, version)
         settings = self.settings
-        least = 0.0 if model.only_ties else settings.least_pace
-        self.trainer.pace(max(float(model.confirmed), least) if settings.confirm else 1.0)
+        self.trainer.pace(max(float(model.confirmed), settings.least_pace) if settings.confirm else 1.0)
 
     @property
     def steps(self) -> int:

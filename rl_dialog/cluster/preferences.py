@@ -417,9 +417,7 @@ class Doubt:
             return
         self.is_said = not self.is_said
         what = "no" if self.is_said else "again some"
-        then = "the policy follows it" + (" as slowly as it may" if self.is_said else "")
-        if metrics.get("only_ties"):
-            then = "the policy waits for one that prefers something"
+        then = "the policy follows it as slowly as it may" if self.is_said else "the policy follows it"
         share = f"{metrics.get('validation_tie_share', 0):.0%} of the validation labels are ties"
         print(
             f"reward {metrics['version']:.0f}: the {metrics['unseen_labels']:.0f} labels that prefer "

@@ -93,8 +93,7 @@ class RewardModel(nn.Module):
     ones.
 
     `confirmed`, 0 to 1, is how much of the labels it explains that it was not fitted to, as far as somebody
-    has measured it: a policy follows it so fast (reward_trainer.py, PPO's learning rate). `only_ties`: it was
-    fitted to labels none of which prefers anything, so whatever it says is noise.
+    has measured it: a policy follows it so fast (reward_trainer.py, PPO's learning rate).
     """
 
     def __init__(self, config: RewardModelConfig) -> None:
@@ -109,7 +108,6 @@ class RewardModel(nn.Module):
         )
         self.observations = RunningScale(config.observation[0], scales=config.scales) if numbers else None
         self.register_buffer("confirmed", torch.ones(()))
-        self.register_buffer("only_ties", torch.zeros(()))
         self.register_buffer("mean", torch.zeros(config.members))
         self.register_buffer("std", torch.ones(config.members))
 
@@ -140,8 +138,7 @@ class RewardModel(nn.Module):
 
     def load_state_dict(self, state: Mapping[str, Tensor], *arguments: Any, **more: Any) -> Any:
         """As torch does; what was saved before there was a share `confirmed` has all of it."""
-        before = {"confirmed": torch.ones(()), "only_ties": torch.zeros(())}
-        return super().load_state_dict(before | dict(state), *arguments, **more)
+        return super().load_state_dict({"confirmed": torch.ones(()), **state}, *arguments, **more)
 
     @torch.no_grad()
     def fit_normaliser(self, observations: Tensor, actions: Tensor) -> None:

@@ -88,7 +88,7 @@ class RewardTraining:
     none of them moves it at `least_pace`"""
     least_pace: float = 0.0
     """with confirm: how fast a reward is followed that no label confirms. People are asked about the same
-    behaviour as long as the policy waits, so it might wait for ever; while all labels are ties, it waits"""
+    behaviour as long as the policy waits, so it might wait for ever"""
 
     def __post_init__(self) -> None:
         if (
@@ -161,9 +161,6 @@ class RewardTrainer:
         if self.settings.begin_unsure and not self.updates:
             self._begin_unsure(pairs)
         metrics = self._passes(pairs, held_out, epochs)
-        only_ties = bool((pairs.preferences == 0.5).all())
-        self.model.only_ties.fill_(float(only_ties))
-        metrics["only_ties"] = float(only_ties)
         if self.settings.confirm:
             metrics |= self._confirm(pairs, held_out)
         else:

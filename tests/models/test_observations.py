@@ -108,11 +108,10 @@ def test_networks_that_see_through_it(tmp_path):
 
 def test_a_reward_model_of_before_is_confirmed():
     model = RewardModel(RewardModelConfig((3,), 2))
-    state = {n: value for n, value in model.state_dict().items() if n not in ("confirmed", "only_ties")}
+    state = {name: value for name, value in model.state_dict().items() if name != "confirmed"}
     model.confirmed.fill_(0.25)
-    model.only_ties.fill_(1)
     model.load_state_dict(state)
-    assert model.confirmed == 1 and model.only_ties == 0
+    assert model.confirmed == 1
 
 
 def test_actions_are_cut_as_the_environment_cuts_them():

@@ -727,19 +727,13 @@ def test_a_run_that_goes_on_has_a_reward_from_its_first_step_on(once, tmp_path):
     assert learner.steps > steps and learner.gathered == progress["gathered"]
 
 
-@pytest.mark.parametrize(
-    ("confirm", "least", "only_ties", "pace"),
-    [(True, 0, 0, 0), (True, 0.2, 0, 0.2), (True, 0.2, 1, 0), (False, 0, 0, 1), (False, 0, 1, 1)],
-)
-def test_a_reward_that_nothing_confirmed_is_followed_unless_told(
-    once, tmp_path, confirm, least, only_ties, pace
-):
+@pytest.mark.parametrize(("confirm", "least", "pace"), [(True, 0, 0), (True, 0.2, 0.2), (False, 0, 1)])
+def test_a_reward_that_nothing_confirmed_is_followed_unless_told(once, tmp_path, confirm, least, pace):
     """Also by a run that goes on with it."""
     config, result = once
     shutil.copytree(config.output_dir, tmp_path / "run")
     reward = RewardModel.from_pretrained(result["reward"])
     reward.confirmed.fill_(0)
-    reward.only_ties.fill_(only_ties)
     version = int(Path(result["reward"]).name)
     reward.save_pretrained(tmp_path / "run" / "reward" / str(version), version=version)
     more: dict = {"output_dir": str(tmp_path / "run")}
