@@ -19,6 +19,7 @@ class AWAC(ILQL):
     tau: float = 0.7
     """expectile of V"""
     awac_beta: float = 4.0
-    """inverse temperature of the cloning weights; it has units of 1/reward"""
+    """inverse temperature of the cloning weights, per spread of returns in the training split (per unit of
+    reward with value_unit 1)"""
     beta: float = 0.0
     """strength of the advantage when decoding: none, the weights are in the LM"""

@@ -120,7 +120,7 @@ def load_lm(
     end = tokenizer.eos_token_id
     lm.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=sorted({*ends, end}) if ends - {end} else end,
+        eos_token_id=sorted({*ends, end} - {None}) if ends - {end} else end,
         pad_token_id=tokenizer.pad_token_id,
         do_sample=True,
         top_k=0,  # all of the policy; transformers would keep 50 tokens

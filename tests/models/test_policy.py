@@ -1045,6 +1045,16 @@ def test_a_new_model_has_heads_that_are_no_smaller_than_16(tokenizer, family, wi
     assert lm(torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()
 
 
+def test_a_tokenizer_without_an_end_leaves_the_model_s(tokenizer, tmp_path):
+    lm, end = load_lm(ModelConfig(layers=1, width=16), tokenizer), tokenizer.eos_token_id
+    lm.generation_config.eos_token_id = [end]
+    lm.save_pretrained(tmp_path)
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    found = load_lm(ModelConfig(model_name_or_path=str(tmp_path)), endless).generation_config
+    assert found.eos_token_id == [end]
+
+
 def test_named_lora_modules(tokenizer):
     config = ModelConfig(
         family="gpt2",
