@@ -69,5 +69,13 @@ def test_reply_length_counts_words():
     assert reply_length(said("I don't know , really !", "", "你好吗？")) == [4.0, 0.0, 3.0]
 
 
+def test_vowel_signs_and_accents_are_part_of_their_word():
+    """Hindi, Tamil, Arabic and Hebrew with their signs, Latin with a combining accent, a dotted capital."""
+    texts = ("नमस्ते दुनिया", "தமிழ் மொழி", "مَرْحَبًا بك", "שָׁלוֹם לך", "cafe\u0301 noir", "İyi gün")
+    assert reply_length(said(*texts)) == [2.0] * len(texts)
+    assert repetition(said("नमस्ते", "नमक", "नमस्ते")) == [0.0, 0.0, -1.0]
+    assert reply_length(said("1\ufe0f\u20e3 ok \u2764\ufe0f")) == [2.0]  # signs of emoji are none
+
+
 def test_reply_sentiment_is_vader_s_of_the_reply():
     assert reply_sentiment(said("VADER is smart, handsome, and funny.", "")) == [0.8316, 0.0]
