@@ -194,7 +194,8 @@ def _write_candidates(groups: Sequence[Group], directory: Path) -> list[Path]:
 
 def write_replies(path: Path, groups: Sequence[Group]) -> int:
     """Every generated reply as one line of CSV; returns how many."""
-    rewards = [f"reward:{name}" for name in groups[0].runs[0].rewards]
+    names = dict.fromkeys(name for group in groups for run in group.runs for name in run.rewards)
+    rewards = [f"reward:{name}" for name in names]  # one of the user's own may have failed in some runs
     columns = [
         "policy",
         "run",
