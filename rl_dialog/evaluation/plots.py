@@ -203,7 +203,8 @@ def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
     figure = Figure(figsize=(2.7 * across, 1.9 * down), dpi=110, layout="constrained")
     grid = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
     for axes, (name, values) in zip(grid, columns.items(), strict=False):
-        axes.hist(values, bins=min(40, max(5, len(np.unique(values)))), color=COLOURS[0], log=True)
+        bins = min(40, max(5, len(np.unique(values))))
+        axes.hist(values, bins=bins, range=_width(values), color=COLOURS[0], log=True)
         axes.set_title(name, loc="left", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -211,6 +212,16 @@ def histograms(columns: Mapping[str, np.ndarray]) -> bytes | None:
     for axes in grid[len(columns) :]:
         axes.set_visible(False)
     return as_png(figure)
+
+
+def _width(values: np.ndarray) -> tuple[float, float]:
+    """From where to where a histogram goes; around values that differ by rounding only, which cannot be told
+    apart."""
+    low, high = float(values.min()), float(values.max())
+    if not math.isclose(low, high, rel_tol=1e-9):
+        return low, high
+    half = max(0.5, 1e-6 * abs(low))
+    return low - half, high + half
 
 
 def distributions(columns: Mapping[str, Mapping[str, np.ndarray]]) -> bytes:

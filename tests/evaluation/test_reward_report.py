@@ -40,6 +40,11 @@ def test_a_missing_reward_is_no_zero_in_the_table():
     np.testing.assert_array_equal(table["vote"], [np.nan, np.nan, 1])
 
 
+@pytest.mark.parametrize("values", [[0.1 + 0.2, 0.3], [1e17, 1e17 + 16], [1e17], [0.0, 1e-300]])
+def test_rewards_that_differ_by_rounding_only_are_drawn(values):
+    assert reward_report.plots.histograms({"sum": np.array(values)}).startswith(b"\x89PNG")
+
+
 def test_a_hack_changes_no_reward_that_nobody_gave():
     """The sum of nothing is missing for the logged reply and for the hacked one, so nothing is won."""
     how = {"weights": {"vote": 1.0, "question": 0.0}, "normalisers": {}}
