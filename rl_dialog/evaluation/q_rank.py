@@ -44,14 +44,15 @@ class Pair:
 def read_pairs(path: str | Path) -> list[Pair]:
     """JSON lines with the keys of a Pair. Raises UserError for anything else."""
     pairs = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            record = json.loads(line)
-            pairs.append(Pair(*(record[key] for key in KEYS)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path}:{number}: expected JSON with {', '.join(KEYS)}, got {line[:80]!r}"
-            ) from error
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+                pairs.append(Pair(*(record[key] for key in KEYS)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{path}:{number}: expected JSON with {', '.join(KEYS)}, got {line[:80]!r}"
+                ) from error
     return pairs
 
 

@@ -67,6 +67,9 @@ def test_what_cannot_be_ranked(make_policy, tokenizer, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps(vars(PAIRS[2])) + "\n", encoding="utf-8")
     assert read_pairs(path) == PAIRS[2:]
+    lines = vars(PAIRS[2]) | {"better": "one\u2028two\x85three"}  # no ends of a line of JSON
+    path.write_text(json.dumps(lines, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [pair.better for pair in read_pairs(path)] == [lines["better"]]
     path.write_text('{"kind": "first"}\n', encoding="utf-8")
     with pytest.raises(UserError, match="pairs.jsonl:1: expected JSON with kind, messages, better, worse"):
         read_pairs(path)
