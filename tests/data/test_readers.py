@@ -605,6 +605,17 @@ def test_openai_rows(tmp_path):
         assert Dialog.from_row(dialog.to_row()) == dialog
 
 
+def test_keys_that_a_table_filled_with_null_are_absent(tmp_path):
+    """As `datasets` and pandas write messages of which only some have a vote, a weight or calls."""
+    nothing = dict.fromkeys(("weight", "feedback", "rewards", "tool_calls"))
+    user = {"role": "user", "content": "hi", **nothing}
+    voted = {"role": "assistant", "content": "ho", **nothing, "feedback": {"vote": 1}, "reward": None}
+    dialogs, bads = read(write(tmp_path / "chat.jsonl", jsonl({"messages": [user, voted]})))
+    assert not bads
+    assert dialogs[0].replies == [1]
+    assert dialogs[0].messages[1]["feedback"] == {"vote": 1}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

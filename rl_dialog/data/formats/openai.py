@@ -16,6 +16,7 @@ from rl_dialog.data.formats.records import Record, dialogs, mismatch, records, s
 from rl_dialog.data.schema import Dialog, DialogError, row_meta
 
 FIELDS = ("id", "source", "split", "truncated", "goal", "meta")
+OPTIONAL = ("rewards", "feedback", "weight")  # of a message: null is what tables write for an absent key
 PREFERENCE = {"input", "preferred_output", "non_preferred_output"}
 
 
@@ -71,7 +72,8 @@ def chat_messages(value: Any, where: str) -> list[dict[str, Any]]:
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise mismatch(where, "an object", message)
-    converted = {**message, "content": message.get("content")}
+    converted = {key: value for key, value in message.items() if value is not None or key not in OPTIONAL}
+    converted |= {"content": message.get("content")}
     if converted.get("role") == "developer":
         converted["role"] = "system"
     if isinstance(converted["content"], list):
