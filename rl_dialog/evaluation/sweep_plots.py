@@ -114,8 +114,8 @@ def _heights(points: Sequence[Any], parameter: str) -> tuple[Sequence[Any], dict
     values, numeric = _values(points, parameter)
     log = numeric and _spans_decades(values)
     spread = [(math.log(v) if log else v) for v in values] if numeric else list(range(len(values)))
-    low, high = min(spread), max(max(spread), min(spread) + 1e-12)
-    return values, {value_text(v): (s - low) / (high - low) for v, s in zip(values, spread, strict=True)}
+    low, size = min(spread), (max(spread) - min(spread)) or 1.0
+    return values, {value_text(v): (s - low) / size for v, s in zip(values, spread, strict=True)}
 
 
 def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> bytes:
@@ -124,9 +124,9 @@ def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> byt
     figure = Figure(figsize=(2.2 * (len(parameters) + 1), 4.2), dpi=110, layout="constrained")
     axes = figure.add_subplot()
     reached = np.asarray([point.headline.value for point in points])
-    low, high = reached.min(), max(reached.max(), reached.min() + 1e-12)
+    low, size = reached.min(), np.ptp(reached) or 1.0
     places = np.empty((len(points), len(parameters) + 1))
-    places[:, -1] = (reached - low) / (high - low)
+    places[:, -1] = (reached - low) / size
     for column, parameter in enumerate(parameters):
         values, heights = _heights(points, parameter)
         cells = [point.values.get(parameter) for point in points]
@@ -143,9 +143,9 @@ def parallel(points: Sequence[Any], parameters: Sequence[str], name: str) -> byt
                 fontsize=7,
                 color=GREY,
             )
-    for value in np.linspace(low, high, 5):
-        tick = (len(parameters), (value - low) / (high - low))
-        axes.annotate(f"{value:.3g}", tick, textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
+    for height in np.linspace(0, np.ptp(reached) / size, 5):
+        text, tick = f"{low + height * size:.3g}", (len(parameters), height)
+        axes.annotate(text, tick, textcoords="offset points", xytext=(4, 2), fontsize=7, color=GREY)
     colour = colormaps["viridis"]
     for row in np.argsort(reached):  # the best on top
         axes.plot(

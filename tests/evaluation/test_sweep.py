@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rl_dialog.cluster.sweep_experiment import SweepExperiment
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation import sweep_plots
 from rl_dialog.evaluation.sweep import (
     Trial,
     _best_trial,
@@ -149,3 +151,14 @@ def test_a_search_is_told_the_last_metric_there_was() -> None:
     never.reports[:] = [{"step": 5, "eval/failed": 1.0}]
     assert SweepExperiment._reached(asked, [one, never]) == 2.0
     assert SweepExperiment._reached(asked, [never]) is None
+
+
+def test_points_without_a_spread_are_drawn_whatever_the_unit() -> None:
+    """A number that one method alone has, and returns that are all the same, both of them large."""
+    values = [{"method": "ilql", "max_steps": 20_000}, {"method": "bcq"}]
+    points = [
+        SimpleNamespace(kind=each["method"], values=each, headline=SimpleNamespace(value=1e6))
+        for each in values
+    ]
+    with np.errstate(all="raise"):
+        assert sweep_plots.parallel(points, ["method", "max_steps"], "return").startswith(b"\x89PNG")
