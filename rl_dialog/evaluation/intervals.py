@@ -17,6 +17,7 @@ import numpy as np
 from rl_dialog.errors import UserError
 
 REPLICATES = 2000
+ROUNDING = 1e-12  # of two figures: what they differ by at most because their sums were rounded
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,17 @@ def difference(
             f"expected two policies that met the same units, got {ours[0].shape[1]} and {theirs[0].shape[1]}"
         )
     value = float(
-        _ratio(ours[0].sum(), ours[1].sum(), ours[2]) - _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2])
+        _minus(
+            _ratio(ours[0].sum(), ours[1].sum(), ours[2]),
+            _ratio(theirs[0].sum(), theirs[1].sum(), theirs[2]),
+        )
     )
     if np.isnan(value):
         return None
     if not all(run.interval for run in (*runs, *baseline)):
         return Estimate(value, None, None, min(len(runs), len(baseline)), ours[0].shape[1])
     units = _draws(ours[0].shape[1], replicates, _stream(seed, 0))
-    draws = _replicate(*ours, units, _stream(seed, 1)) - _replicate(*theirs, units, _stream(seed, 2))
+    draws = _minus(_replicate(*ours, units, _stream(seed, 1)), _replicate(*theirs, units, _stream(seed, 2)))
     return _with_interval(value, draws, min(len(runs), len(baseline)), ours[0].shape[1])
 
 
@@ -103,7 +107,7 @@ def unpaired_difference(
 ) -> Estimate | None:
     """`ours` minus `theirs` where each met units of its own, which are therefore drawn by themselves; one
     unit has no spread, so no interval."""
-    value = ours.value - theirs.value
+    value = float(_minus(ours.value, theirs.value))
     if np.isnan(value):
         return None
     units = [int((measure.denominator > 0).sum()) for measure in (ours, theirs)]
@@ -114,7 +118,7 @@ def unpaired_difference(
         numerator, denominator, exponential = _stack([measure])
         times = _draws(numerator.shape[1], replicates, _stream(seed, 3 + number))
         replicated.append(_replicate(numerator, denominator, exponential, times, _stream(seed, 1)))
-    return _with_interval(value, replicated[0] - replicated[1], 1, min(units))
+    return _with_interval(value, _minus(*replicated), 1, min(units))
 
 
 def _stack(runs: Sequence[Measure]) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -152,6 +156,14 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray, exponential: bool) ->
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = np.where(denominator > 0, np.divide(numerator, denominator), np.nan)
         return np.exp(ratio) if exponential else ratio
+
+
+def _minus(ours: np.ndarray | float, theirs: np.ndarray | float) -> np.ndarray:
+    """`ours` minus `theirs`; 0 where they differ by rounding only, which no interval may take for certain."""
+    with np.errstate(invalid="ignore"):
+        change = np.subtract(ours, theirs)
+    same = np.abs(change) <= ROUNDING * np.minimum(np.abs(ours), np.abs(theirs))
+    return np.where(same, 0.0, change)
 
 
 def _with_interval(value: float, draws: np.ndarray, runs: int, units: int) -> Estimate:

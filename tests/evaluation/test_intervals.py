@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.intervals import Measure, difference, estimate
+from rl_dialog.evaluation.intervals import Measure, difference, estimate, unpaired_difference
 
 
 def test_measure_is_a_ratio_of_sums():
@@ -27,6 +27,18 @@ def test_nothing_to_resample_gives_no_interval():
     infinite = estimate([Measure(np.array([np.inf, 1.0]), np.ones(2), exponential=True)])
     assert infinite.value == np.inf
     assert infinite.low is None
+
+
+def test_the_rounding_of_sums_is_no_difference():
+    """Ten rewards of 0.1 and one of 1 are the same return, though their sums differ in the last digit."""
+    tenths, one = Measure.mean([sum([0.1] * 10)] * 64), Measure.mean([1.0] * 64)
+    for found in (difference([tenths] * 3, [one] * 3), unpaired_difference(tenths, Measure.mean([1.0] * 63))):
+        assert found.triple == [0.0, None, None]
+    small = difference([Measure.mean([1e-20, 2e-20, 4e-20])], [Measure.mean([1e-20, 1e-20, 1e-20])])
+    assert small.low < small.value < small.high  # whatever the unit
+    worst = Measure.mean([np.inf, 1.0])
+    assert difference([worst], [Measure.mean([1.0, 1.0])]).value == np.inf
+    assert difference([worst], [worst]) is None
 
 
 def test_one_run_has_the_interval_of_its_units():
