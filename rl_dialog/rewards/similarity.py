@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rl_dialog.errors import UserError
 from rl_dialog.rewards.coherence import cosine, extrema, greedy
-from rl_dialog.rewards.words import words
+from rl_dialog.rewards.words import UNSPACED, words
 
 Similarity = Callable[
     [Sequence[str], Sequence[str]], list[float]
@@ -91,8 +93,10 @@ def _bleu() -> Callable[[Pairs], list[float]]:
     metric = BLEU(
         effective_order=True
     )  # up to 4-grams, fewer where a text has fewer words; a precision of 0 is smoothed ("exp")
+    apart = partial(re.compile(f"([{UNSPACED}])").sub, r" \1 ")  # 13a would take such a sentence for one word
     return lambda pairs: [
-        min(metric.sentence_score(candidate, [reference]).score / 100, 1.0) for candidate, reference in pairs
+        min(metric.sentence_score(apart(candidate), [apart(reference)]).score / 100, 1.0)
+        for candidate, reference in pairs
     ]
 
 

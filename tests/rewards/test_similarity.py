@@ -123,6 +123,16 @@ def test_token_f1():
     assert token_f1("多少钱", "多少人") == pytest.approx(2 / 3)  # a word per ideograph
 
 
+def test_bleu_takes_each_ideograph_for_a_word():
+    """A sentence without spaces would be a single word, and score 0 unless it is the same."""
+    chinese, spaced, same, near = similarity("bleu")(
+        ["我喜欢狗", "我 喜 欢 狗", "好的", "我喜欢狗，你呢？"],
+        ["我喜欢猫", "我 喜 欢 猫", "好的", "我喜欢狗，他呢？"],
+    )
+    assert chinese == spaced > 0.5 and same == 1
+    assert 0.5 < near < 1
+
+
 def test_bleu_is_the_geometric_mean_of_the_precisions():
     """4 of 5 words, 3 of 4 pairs, 2 of 3 triples, 1 of 2 quadruples; equal lengths, so no brevity penalty."""
     [score] = similarity("bleu")(["a b c d x"], ["a b c d e"])
