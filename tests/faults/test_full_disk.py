@@ -114,7 +114,8 @@ def training(made: Path, out: Path, *more: str):
     from pipelines.train import CHOICES, TrainConfig
 
     words = (
-        "--model.layers 2 --model.width 48 --max_steps 6 --save_steps 2 --eval_steps 0 --cpus_per_worker 1"
+        "--model.layers 2 --model.width 48 --model.attention_heads 4 --max_steps 6 --save_steps 2 "
+        "--eval_steps 0 --cpus_per_worker 1"
     )
     where = ["--data", str(made / "data"), "--output_dir", str(out), "--quiet", "--report_to", "none"]
     return load_config(TrainConfig, [*words.split(), *where, *more], choices=CHOICES)
