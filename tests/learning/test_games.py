@@ -16,6 +16,7 @@ import random
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,12 +171,12 @@ def exact_of(method: Method, unit: float, table: Table) -> dict[str, Choice]:
 class Trial:
     """One game's logs, and what is trained on them."""
 
-    def __init__(self, game: type, folder: Path, *, episodes: int = 2500) -> None:
+    def __init__(self, game: type, folder: Path, *, episodes: int = 2500, model: ModelConfig = MODEL) -> None:
         if hasattr(game, "write_logs"):
             game.write_logs(folder / "logs.jsonl", dialogs=episodes, seed=1)
         else:
             write_logs(game, folder / "logs.jsonl", episodes, 1)
-        self.game, self.folder = game, folder
+        self.game, self.folder, self.model = game, folder, model
         self.dialogs = list(read_jsonl(folder / "logs.jsonl"))
         self.tokenizer = train_tokenizer(
             message["content"] for dialog in self.dialogs for message in dialog.messages
@@ -186,7 +187,9 @@ class Trial:
     def train(self, method: Method, seed: int, start: Policy | None = None, **settings: int) -> Policy:
         """As `train` would, at its defaults."""
         torch.manual_seed(seed)
-        policy = Policy(copy.deepcopy(start.lm) if start else load_lm(MODEL, self.tokenizer), method, MODEL)
+        policy = Policy(
+            copy.deepcopy(start.lm) if start else load_lm(self.model, self.tokenizer), method, self.model
+        )
         policy.start = "made" if start else "new"
         config = TrainerConfig(seed=seed, report_to="none", eval_steps=0, **settings)
         cut = len(self.rows) // 10
@@ -264,10 +267,12 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="+", default=["mc", "sarsa", "ilql", "cql", "psi", "kl_control", "utterance_ilql"]
     )
+    parser.add_argument("--attention_heads", type=int, help="of the model; the tables of the page have 4")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(games[options.game], Path(folder))
+        model = replace(MODEL, attention_heads=options.attention_heads)
+        trial = Trial(games[options.game], Path(folder), model=model)
         logs = exact_policy(trial.table, 1.0, mean, lambda p, q: p)
         print(f"logs {return_in_logs(logs, trial.table, trial.starts):.3f}", flush=True)
         for seed in options.seeds:
