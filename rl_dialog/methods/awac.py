@@ -18,8 +18,8 @@ class AWAC(ILQL):
 
     tau: float = 0.7
     """expectile of V"""
-    awac_beta: float = 4.0
+    awac_beta: float | None = None
     """inverse temperature of the cloning weights, per spread of returns in the training split (per unit of
-    reward with value_unit 1)"""
-    beta: float = 0.0
+    reward with value_unit 1); by default half of the beta of ilql"""
+    beta: float | None = 0.0
     """strength of the advantage when decoding: none, the weights are in the LM"""

@@ -3,7 +3,7 @@ said count, in learning and in acting."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import best_of_reply, following, minimum, rate_of_targets, started_from_returns
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
+from rl_dialog.methods.method import STRENGTH, Heads, Loss, Method, Outputs, check_ranges
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class BCQ(Method):
     threshold: float = 0.1
     """smallest share of the likeliest token's probability that belongs to the support; 0 is plain double
     Q-learning, 1 the greedy LM"""
-    beta: float = 4.0
+    beta: float | None = None
     """inverse temperature of Q when decoding, per spread of returns in the training split (per unit of reward
-    with value_unit 1)"""
+    with value_unit 1); by default half of that of ilql"""
     gamma: float = 0.99
     """discount"""
     discount: Literal["token", "turn"] = "turn"
@@ -66,8 +66,11 @@ class BCQ(Method):
     def skips_parameters(self) -> bool:
         return self.clone_weight == 0
 
+    def suited(self, strength: float) -> BCQ:
+        return replace(self, beta=strength / 2) if self.beta is None else self
+
     def in_rewards(self, unit: float) -> dict[str, float]:
-        return {"beta": self.beta / unit}
+        return {"beta": self.suited(STRENGTH).beta / unit}
 
     def target_rate(self, updates: int, progress: float) -> float:
         return rate_of_targets(self.alpha, updates, progress)
@@ -100,6 +103,8 @@ class BCQ(Method):
         return logits >= logits.amax(1, keepdim=True) + floor
 
     def decode(self, out: Outputs) -> Tensor:
+        if self.beta is None:
+            return self.suited(STRENGTH).decode(out)
         logits = out.lm.dense()
         q = self.beta * minimum(tuple(q.dense() for q in out.q_target))
         return (logits.log_softmax(1) + q if self.include_logits else q).masked_fill(

@@ -36,13 +36,16 @@ class DBCQ(BCQ):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.samples < 1 or self.beta != BCQ.beta:
+        if self.samples < 1 or self.beta not in (None, 4.0):  # 4 stands in older checkpoints, without effect
             raise UserError(
                 "dbcq: expected samples of at least 1 and no beta (the best sample is taken), got "
-                f"{self.samples} and {self.beta:g}"
+                f"{self.samples} and {self.beta}"
             )
         if not self.include_logits:
             raise UserError("dbcq: expected include_logits, the tokens are drawn from the LM")
+
+    def suited(self, strength: float) -> DBCQ:
+        return self
 
     def in_rewards(self, unit: float) -> dict[str, float]:
         return {}

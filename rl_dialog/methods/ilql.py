@@ -20,7 +20,7 @@ from rl_dialog.methods.backup import (
     started_from_returns,
     to_reply_end,
 )
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
+from rl_dialog.methods.method import STRENGTH, Heads, Loss, Method, Outputs, check_ranges
 from rl_dialog.methods.scores import Scores, cross_entropy, nll_together
 
 
@@ -51,9 +51,9 @@ class ILQL(Method):
 
     tau: float = 0.7
     """expectile: 0.5 values the average logged behaviour (SARSA), towards 1 the best the logs contain"""
-    beta: float = 8.0
+    beta: float | None = None
     """strength of the advantage when decoding, per spread of returns in the training split (per unit of
-    reward with value_unit 1)"""
+    reward with value_unit 1); by default 5 times the root of how many replies follow on average"""
     target_kl: float | None = None
     """instead of a beta: how far to lean, in nats of KL(policy || p) per reply; beta is solved on held-out
     replies at each checkpoint (with extraction exp, and include_logits)"""
@@ -87,7 +87,7 @@ class ILQL(Method):
     """upper bound of the target Q that V is fitted to"""
     awac_weight: float = 1.0
     """weight of the cloning term; 0 leaves the LM as it was loaded"""
-    awac_beta: float = 0.0
+    awac_beta: float | None = 0.0
     """inverse temperature of the cloning weights; 0 is plain behaviour cloning"""
     awac_clip: float = 20.0
     """largest cloning weight"""
@@ -130,10 +130,10 @@ class ILQL(Method):
             + ("top_k", "target_kl"),
             shares=("warmup", "alpha"),
         )
-        if self.extraction == "sign" and not 0 < self.beta < 1:
+        if self.extraction == "sign" and not 0 < (self.beta or 0) < 1:
             raise UserError(
                 "extraction sign: expected a beta between 0 and 1, the share of tokens with a positive "
-                f"advantage, got {self.beta:g}"
+                f"advantage, got {self.beta}"
             )
         if self.target_kl is not None and (self.extraction == "sign" or not self.include_logits):
             raise UserError(
@@ -145,6 +145,11 @@ class ILQL(Method):
             raise UserError(
                 "reg_to base_policy: expected no cloning weights, the base policy's tokens have no advantage:"
                 " set awac_beta 0 and exp"
+            )
+        if self.awac_weights == "sign" and self.awac_weight and not 0 < (self.awac_beta or 0) <= 1:
+            raise UserError(
+                "awac_weights sign: expected an awac_beta above 0 and at most 1, the weight of tokens with a "
+                f"positive advantage, got {self.awac_beta}"
             )
 
     @property
@@ -178,6 +183,8 @@ class ILQL(Method):
         return self.reg_to == "base_policy"
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
+        if self.awac_beta is None:
+            return self.suited(STRENGTH).loss(out, batch)
         actions, count = batch.actions, batch.decisions
         v = out.v[:count]
         # Unless its weights need the advantage, the pass over the vocabulary comes first: it leaves the LM's
@@ -219,11 +226,15 @@ class ILQL(Method):
             total = total + self.transition_weight * metrics["context_nll"]
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
+    def suited(self, strength: float) -> ILQL:
+        beta = strength if self.beta is None else self.beta
+        return replace(self, beta=beta, awac_beta=strength / 2 if self.awac_beta is None else self.awac_beta)
+
     def with_strength(self, strength: float) -> ILQL:
         return replace(self, beta=strength)
 
     def in_rewards(self, unit: float) -> dict[str, float]:
-        return {"beta": self.beta / unit}
+        return {"beta": self.suited(STRENGTH).beta / unit}
 
     def target_rate(self, updates: int, progress: float) -> float:
         return rate_of_targets(self.alpha, updates, progress)
@@ -271,6 +282,8 @@ class ILQL(Method):
         return (self.awac_beta * advantage).exp().clamp(max=self.awac_clip)
 
     def decode(self, out: Outputs) -> Tensor:
+        if self.beta is None:
+            return self.suited(STRENGTH).decode(out)
         lm = out.lm.scaled(1 / self.lm_temperature)
         logits = lm.dense()  # (S, V)
         if not (self.beta or self.top_k) and self.include_logits:

@@ -17,6 +17,9 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.scores import Scores
 
+STRENGTH = 5.0
+"""how far to lean on the advantage of single replies, per spread of returns, where nobody says how far"""
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -203,6 +206,11 @@ class Method:
     def rate_share(self, step: int) -> float:
         """The share of the learning rate in update (online: round) `step`."""
         return 1.0
+
+    def suited(self, strength: float) -> Method:
+        """The method with what nobody set of how far to lean on an advantage: `strength`, per unit of value,
+        which follows from the data that it learns from."""
+        return self
 
     def with_strength(self, strength: float) -> Method:
         """The method that acts on log p + strength (Q - V), for methods that act on something like it."""

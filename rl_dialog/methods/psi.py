@@ -17,7 +17,7 @@ from rl_dialog.methods.backup import (
     started_from_returns,
     to_reply_end,
 )
-from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
+from rl_dialog.methods.method import STRENGTH, Heads, Loss, Method, Outputs, check_ranges
 
 LEAST_C = 0.1  # to learn V with: the sharper a soft maximum, the more it takes errors of Q for choices
 
@@ -44,9 +44,10 @@ class Psi(Method):
     said, which is what ruins the published form on text (`way_off_policy`).
     """
 
-    c: float = 0.125
+    c: float | None = None
     """how strongly the prior holds, in spreads of returns in the training split (in units of reward with
-    value_unit 1): a larger c stays closer"""
+    value_unit 1): a larger c stays closer; by default 0.2 over the root of how many replies follow on
+    average"""
     target_kl: float | None = None
     """instead of the c to act with: nats of KL(policy || p) per reply; it is solved on held-out replies at
     each checkpoint. V is learned with c"""
@@ -73,16 +74,21 @@ class Psi(Method):
     def __post_init__(self) -> None:
         check_ranges(self, above_0=("c",), at_least_0=("target_kl", "cql_weight"), shares=("warmup", "alpha"))
 
+    def suited(self, strength: float) -> Psi:
+        return self.with_strength(strength) if self.c is None else self
+
     def with_strength(self, strength: float) -> Psi:
         return replace(self, c=1 / strength)
 
     def in_rewards(self, unit: float) -> dict[str, float]:
-        return {"c": self.c * unit}
+        return {"c": self.suited(STRENGTH).c * unit}
 
     def target_rate(self, updates: int, progress: float) -> float:
         return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
+        if self.c is None:
+            return self.suited(STRENGTH).loss(out, batch)
         v, rated = out.v[: batch.decisions], batch.rated
         q_target = minimum(tuple(q.at(batch.actions).detach() for q in out.q_target))
         aim = to_reply_end(batch, q_target, self.gamma, self.discount) if self.backup == "reply" else q_target
@@ -116,5 +122,7 @@ class Psi(Method):
         return 0 * advantage
 
     def decode(self, out: Outputs) -> Tensor:
+        if self.c is None:
+            return self.suited(STRENGTH).decode(out)
         q = minimum(tuple(q.dense() for q in out.q_target))
         return out.lm.dense().log_softmax(-1) + (q if out.v is None else q - out.v[:, None]) / self.c

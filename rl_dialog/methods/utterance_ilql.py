@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -42,10 +42,11 @@ class UtteranceILQL(Method):
     """largest cloning weight"""
     num_generations: int = 8
     """replies to choose among when acting"""
-    rerank_log_prob_weight: float = 0.1
+    rerank_log_prob_weight: float | None = None
     """weight of a reply's log-probability beside its value when acting, in spreads of returns in the training
     split (in units of reward with value_unit 1): the largest of several values is often the most
-    overestimated one; 0 goes by the value alone"""
+    overestimated one; 0 goes by the value alone; by default 0.2 over the root of how many replies follow on
+    average"""
     warmup: float = 0.3
     """share of the run in which the target of Q goes over from the returns that followed to y; 0 begins with
     y, as published"""
@@ -68,6 +69,13 @@ class UtteranceILQL(Method):
     @property
     def skips_parameters(self) -> bool:
         return self.awac_weight == 0
+
+    def suited(self, strength: float) -> UtteranceILQL:
+        return (
+            replace(self, rerank_log_prob_weight=1 / strength)
+            if self.rerank_log_prob_weight is None
+            else self
+        )
 
     def terms(self, batch: Batch) -> int:
         return int(batch.turn_end.sum())

@@ -61,6 +61,15 @@ def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
     return spread, level
 
 
+def replies_to_go(rows: Sequence[Row]) -> float:
+    """How many replies with a known reward there are from a reply on, itself included, to the end of its
+    conversation: the mean over the replies that `spread_of_returns` counts, or 1 where there are none."""
+    counts = [np.cumsum(~np.isnan(row.all_rewards[::-1]))[::-1][: len(row.rewards)] for row in rows]
+    known = np.concatenate(counts)
+    known = known[known > 0]
+    return float(known.mean()) if len(known) else 1.0
+
+
 def check_rewards(method: Method, rows: Sequence[Row]) -> None:
     """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed
     out."""

@@ -36,7 +36,7 @@ from rl_dialog.data.by_length import batches
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
-from rl_dialog.methods.method import Heads, Method
+from rl_dialog.methods.method import STRENGTH, Heads, Method
 from rl_dialog.methods.scores import kl_divergence, kl_divergences
 from rl_dialog.models.causal_lm import BASE, base_of_adapter
 from rl_dialog.models.checkpoint import keep_base, save_policy
@@ -45,7 +45,14 @@ from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.models.seeded_noise import derived
-from rl_dialog.training.learned_rows import check_rewards, in_units, outcomes, shifted, spread_of_returns
+from rl_dialog.training.learned_rows import (
+    check_rewards,
+    in_units,
+    outcomes,
+    replies_to_go,
+    shifted,
+    spread_of_returns,
+)
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.micro_batches import epoch_order, like_lengths
 from rl_dialog.training.optim import (
@@ -213,6 +220,10 @@ class Trainer:
         if policy.heads is not None or method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
             policy.value_unit = config.value_unit or spread
+            # What a conversation earns is a sum over its replies: their advantages spread about a root of
+            # their number less, so more of that is needed to lean on them as far.
+            strength = STRENGTH * math.sqrt(replies_to_go(train_rows)) * policy.value_unit / spread
+            policy.method = method = method.suited(strength)
             if policy.heads is not None and not method.heads.lm_target and not config.value_unit:
                 policy.heads.start_at(level / policy.value_unit)
             train_rows, eval_rows = (in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))

@@ -268,6 +268,9 @@ def main() -> None:
         "--methods", nargs="+", default=["mc", "sarsa", "ilql", "cql", "psi", "kl_control", "utterance_ilql"]
     )
     parser.add_argument("--attention_heads", type=int, help="of the model; the tables of the page have 4")
+    parser.add_argument(
+        "--strength", type=float, help="how far to lean on values, per spread of returns; in those tables 8"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -283,7 +286,9 @@ def main() -> None:
             as_long = trial.returns(longer), trial.returns(longer, do_sample=False)
             print(f"trained as long seed {seed}: " + both_ways(*as_long), flush=True)
             for name in options.methods:
-                policy = trial.train(METHODS[name](), seed, clone, max_steps=options.max_steps)
+                method = METHODS[name]()
+                method = method.suited(options.strength) if options.strength else method
+                policy = trial.train(method, seed, clone, max_steps=options.max_steps)
                 played = trial.returns(policy), trial.returns(policy, do_sample=False)
                 answer = exact_of(policy.method, policy.value_unit, trial.table)
                 exact = return_in_logs(answer, trial.table, trial.starts)
