@@ -10,16 +10,19 @@
 An observation has `messages`, the conversation so far, and `text`, what the world said last. `metadata`
 keeps apart what `done` joins: terminated, truncated and failed, and has the world's `info`. A connection is a
 session with a world of its own; sessions are limited in number, in the size of a message and in how long they
-may be silent.
+may be silent. Its world is made and stepped by a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -159,7 +162,7 @@ def create_world_app(
         app.state.sessions += 1
         try:
             await _converse(socket, make_world, limits)
-        except WebSocketDisconnect:
+        except (WebSocketDisconnect, asyncio.CancelledError):  # the server ends, and a world is still busy
             pass
         finally:
             app.state.sessions -= 1
@@ -177,37 +180,75 @@ def _asked_by(socket: WebSocket, hosts: Collection[str]) -> bool:
     return asked <= set(hosts)
 
 
+class OwnThread:
+    """Calls functions one after the other. A world that waits keeps no other session waiting, nor the process
+    from its end; what it holds may belong to the thread that made it, as a connection of sqlite3 does."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        for call in iter(self._calls.get, None):
+            call()
+
+    async def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
+        """What the function returns. One that raises gives the Refused to tell."""
+        told: Future[Any] = Future()
+        told.set_running_or_notify_cancel()  # from here on nobody's loss of patience cancels it
+
+        def call() -> None:
+            try:
+                result = function(*given)
+            except Refused as refused:
+                result = refused
+            except BaseException as error:  # also of a world that exits
+                result = Refused("EXECUTION_ERROR", f"{type(error).__name__}: {error}")
+            told.set_result(result)
+
+        self._calls.put(call)
+        return await asyncio.wrap_future(told)
+
+    def end(self) -> None:
+        """After the calls so far."""
+        self._calls.put(None)
+
+
 async def _converse(socket: WebSocket, make_world: Callable[[], Any], limits: WorldLimits) -> None:
-    """Answers until the client closes or is silent for too long. The world works in a thread."""
+    """Answers until the client closes or is silent for too long."""
+    in_thread = OwnThread()
     try:
-        session = await asyncio.to_thread(lambda: Session(make_world()))
-    except Exception as error:
-        await _say_error(socket, Refused("EXECUTION_ERROR", f"{type(error).__name__}: {error}"))
-        await socket.close(code=1011)
-        return
-    while True:
-        try:
-            text = await asyncio.wait_for(socket.receive_text(), limits.idle)
-        except TimeoutError:
-            silent = f"nothing came for {limits.idle:g} s"
-            await _say_error(socket, Refused("SESSION_ERROR", silent))
-            break
-        except KeyError:  # bytes instead of text
-            await _say_error(socket, Refused("INVALID_JSON", "expected JSON as text"))
-            continue
-        try:
-            answer = await asyncio.to_thread(session.answer, _parsed(text))
-            said = json.dumps(answer, default=str, allow_nan=False)
-        except Refused as refused:
-            await _say_error(socket, refused)
-            continue
-        except Exception as error:
-            await _say_error(socket, Refused("EXECUTION_ERROR", f"{type(error).__name__}: {error}"))
-            continue
-        if answer is None:
-            break
-        await socket.send_text(said)
-    await socket.close()
+        session = await in_thread(lambda: Session(make_world()))
+        if isinstance(session, Refused):
+            await _say_error(socket, session)
+            await socket.close(code=1011)
+            return
+        while True:
+            try:
+                text = await asyncio.wait_for(socket.receive_text(), limits.idle)
+            except TimeoutError:
+                silent = f"nothing came for {limits.idle:g} s"
+                await _say_error(socket, Refused("SESSION_ERROR", silent))
+                break
+            except KeyError:  # bytes instead of text
+                await _say_error(socket, Refused("INVALID_JSON", "expected JSON as text"))
+                continue
+            said = await in_thread(_answered, session, text)
+            if said is None:
+                break
+            if isinstance(said, Refused):
+                await _say_error(socket, said)
+            else:
+                await socket.send_text(said)
+        await socket.close()
+    finally:
+        in_thread.end()
+
+
+def _answered(session: Session, text: str) -> str | None:
+    """The answer as JSON; None to `close`. Raises Refused."""
+    answer = session.answer(_parsed(text))
+    return None if answer is None else json.dumps(answer, default=str, allow_nan=False)
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import json
 import pickle
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -233,6 +235,52 @@ def test_a_world_that_cannot_be_made_is_told():
         world = OpenEnvWorld(server.url)
         for _ in range(20):  # the server may have closed before the client has asked
             assert "no disk" in world.reset(seed=0)[1]["failed"]
+    finally:
+        server.close()
+
+
+class Waiting(Fragile):
+    """Waits for ever, exits or is at its end, as it is told. What it holds belongs to its thread."""
+
+    def __init__(self):
+        self.table = sqlite3.connect(":memory:")
+
+    def step(self, reply):
+        if reply == "wait":
+            threading.Event().wait()
+        if reply == "exit":
+            raise SystemExit(3)
+        if reply == "end":
+            next(iter(()))
+        self.table.execute("select 1")
+        return super().step(reply)
+
+
+def test_a_world_that_waits_or_exits_is_its_own_sessions_affair(caplog):
+    """More wait than Python has threads for such work, which are at most 32."""
+    before = set(threading.enumerate())
+    server = served(Waiting)
+    url = f"{server.url.replace('http', 'ws')}/ws"
+    try:
+        with ExitStack() as open_places:
+            places = [open_places.enter_context(connect(url, proxy=None)) for _ in range(34)]
+            for place in places:
+                ask(place, {"type": "reset"})
+            *waiting, last = places
+            for place in waiting:
+                place.send(json.dumps({"type": "step", "data": {"message": "wait"}}))
+            for reply, error in (("exit", "SystemExit: 3"), ("end", "StopIteration")):
+                ask(last, {"type": "reset"})
+                told = ask(last, {"type": "step", "data": {"message": reply}})
+                assert error in told["data"]["message"]
+            ask(last, {"type": "reset"})
+            assert ask(last, {"type": "step", "data": {"message": "go on"}})["type"] == "observation"
+            server.close()
+            assert not server.alive()
+            of_clients = {thread for thread in threading.enumerate() if "recv_events" in thread.name}
+        left = set(threading.enumerate()) - before - of_clients
+        assert len(left) >= len(waiting) and all(thread.daemon for thread in left)  # the process can end
+        assert [record.getMessage() for record in caplog.records if record.exc_info] == []
     finally:
         server.close()
 
