@@ -117,7 +117,7 @@ def people_games(
 def read_texts(path: str | Path, column: str = "text") -> Iterator[str]:
     """The texts in a column of a CSV file with a header. Raises UserError where there is no such column."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             lines = csv.DictReader(file)
             if column not in (lines.fieldnames or ()):
                 has = ", ".join(lines.fieldnames or ()) or "none"
@@ -133,7 +133,9 @@ def read_texts(path: str | Path, column: str = "text") -> Iterator[str]:
 def read_answers(path: str | Path) -> dict[int, str]:
     """The answers of days, a line with number and word each. Raises UserError for anything else."""
     try:
-        lines = [line.split() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [
+            line.split() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: expected lines with a number and a word each ({error})") from error
     wrong = [line for line in lines if len(line) != 2 or not line[0].isdecimal()]

@@ -125,7 +125,7 @@ def read_words(path: str | Path) -> list[str]:
     """The words of five letters in a file with a word per line, in lower case; others are left out, as
     published lists mix lengths. Raises UserError where there is none."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").lower().split()
+        lines = Path(path).read_text(encoding="utf-8-sig").lower().split()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: expected a text file with a word per line ({error})") from error
     found = [word for word in lines if re.fullmatch(f"[a-z]{{{LENGTH}}}", word)]

@@ -147,6 +147,17 @@ def test_lists_of_ones_own(tmp_path, text, fault):
         read_words(path)
 
 
+def test_the_mark_before_a_files_text_is_no_part_of_it(tmp_path):
+    """A byte order mark, as editors and spreadsheets of Windows write it."""
+    path = tmp_path / "file"
+    path.write_text("ABOUT\r\ncrane\r\n", encoding="utf-8-sig", newline="")
+    assert read_words(path) == ["about", "crane"]
+    path.write_text("text,id\r\nhello,1\r\n", encoding="utf-8-sig", newline="")
+    assert list(read_texts(path)) == ["hello"]
+    path.write_text("1 about\r\n", encoding="utf-8-sig", newline="")
+    assert read_answers(path) == {1: "about"}
+
+
 def test_wrong_vocabularies():
     with pytest.raises(UserError, match="five|5 letters.*'Crane'"):
         Words(["Crane", "house"])
