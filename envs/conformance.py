@@ -15,7 +15,7 @@ import random
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
@@ -89,8 +89,8 @@ class Babbler:
 def episode_steps(world: Any, player: Player, seed: int) -> Iterator[Step]:
     """The episode of a seed, a step at a time, and before them how it began."""
     messages, info = world.reset(seed=seed)
-    yield copy.deepcopy(messages), 0.0, False, False, info.get("role", ALONE), info.get("failed", "")
-    if "failed" not in info:
+    yield copy.deepcopy(messages), 0.0, False, False, info.get("role", ALONE), info.get("failed") or ""
+    if info.get("failed") is None:
         yield from _going_on(world, player, messages, most_turns(world))
 
 
@@ -98,7 +98,7 @@ def _going_on(world: Any, player: Player, messages: list[Message], most: int) ->
     role = ALONE
     for _ in range(most):
         messages, reward, terminated, truncated, info = world.step(player(messages))
-        role, failed = info.get("role", role), info.get("failed", "")
+        role, failed = info.get("role", role), info.get("failed") or ""
         yield copy.deepcopy(messages), copy.copy(reward), terminated, truncated, role, failed
         if terminated or truncated or failed:
             return
@@ -161,7 +161,7 @@ def _check_episode(make_world: MakeWorld, seed: int, spoke: set[str], paid: set[
     role, several = ALONE, "role" in info
     seen: dict[str, list[Message]] = {}
     for _ in range(most_turns(world)):
-        if "failed" in info:
+        if info.get("failed") is not None:
             return True
         role = info.get("role", role)
         _expect(isinstance(role, str), "text as info['role']", role)
@@ -216,7 +216,7 @@ def _check_step(stepped: Any, given: list[Message], role: str, seen: dict[str, l
         _expect(one is None or _finite(one), "a finite number or None as the reward", one)
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         _expect(isinstance(value, bool | np.bool_), f"true or false as {name}", value)
-    if "failed" in info:
+    if info.get("failed") is not None:
         told = isinstance(info["failed"], str) and info["failed"]
         _expect(told, "words that say why it failed in info['failed']", info["failed"])
         _expect(truncated and not terminated, "a failed step to be truncated", (terminated, truncated))
@@ -315,9 +315,19 @@ def _expect_rest(rest: list[Step], world: Any, player: Player, messages: list[Me
 
 def _check_other_process(make_world: MakeWorld) -> str:
     """As a worker plays it: another process, whose hashes of strings differ."""
+    before = set(multiprocessing.active_children())
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
-        there = child.submit(_play_all, make_world).result(timeout=CHILD_SECONDS)
-    for here, other in zip(_play_all(make_world), there, strict=True):
+        there = child.submit(_play_all, make_world)
+        try:
+            if not wait([there], CHILD_SECONDS).done:
+                expected = f"another process to play {len(SEEDS)} episodes within {CHILD_SECONDS:g} s"
+                waits = "does a world wait for what this one holds, such as a file or a port?"
+                raise UserError(f"expected {expected}, got one that goes on: {waits}")
+        except BaseException:  # of the limit around this check too
+            for process in set(multiprocessing.active_children()) - before:
+                process.kill()  # or it would be waited for as long as its world waits
+            raise
+    for here, other in zip(_play_all(make_world), there.result(), strict=True):
         _expect_same(here, other, "this process, and another one (does it go through a set?)")
     return ""
 

@@ -17,7 +17,7 @@ reply, as the assistant's, and what the world says to it. The world may have wor
     terminated   the world is at its end: nothing can be earned any more
     truncated    it was cut off, so that what would have followed is worth something
     failed       the world broke (a server is gone, an opponent crashed): `info["failed"]` says why, and
-                 `truncated` is true. `reset` can say so too
+                 `truncated` is true. `reset` can say so too. None there is no failure
     unscored     a reward was None
 
 The last two have no return: they are counted apart and stand in no mean. An exception out of `reset` or
@@ -122,7 +122,8 @@ def play(
     """
     messages, info = world.reset(seed=seed)
     name = type(world).__name__
-    role, infos, terminated, over = info.get("role", ALONE), [], False, "failed" in info
+    role, infos, terminated, failed = info.get("role", ALONE), [], False, info.get("failed")
+    over = failed is not None
     told = dict(info.get("meta", {}))
     views: dict[str, View] = {role: View(list(messages))}
     where = f"{name}, episode whose seed is {seed}"
@@ -130,7 +131,7 @@ def play(
         reply = (players[role] if isinstance(players, Mapping) else players)(messages)
         messages, reward, terminated, truncated, info = world.step(reply)
         infos.append(info)
-        told |= info.get("meta", {})
+        failed, told = info.get("failed"), told | info.get("meta", {})
         spoke, role = role, info.get("role", role)
         said = {"role": "assistant", "content": reply}
         views[spoke].say(messages if role == spoke else [*views[spoke].messages, said], where)
@@ -139,9 +140,10 @@ def play(
         for each, seen in info.get("views", {}).items():
             views.setdefault(each, View()).see(seen, where)
         for each, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
-            views.setdefault(each, View()).earn(None if "failed" in info else value)
-        over = terminated or truncated or "failed" in info or len(infos) >= (max_turns or most_turns(world))
-    how = {"terminated": terminated, "failed": info.get("failed"), "seed": seed, "told": told}
+            views.setdefault(each, View()).earn(None if failed is not None else value)
+        last = len(infos) >= (max_turns or most_turns(world))
+        over = terminated or truncated or failed is not None or last
+    how = {"terminated": terminated, "failed": failed, "seed": seed, "told": told}
     return _played(name, views, infos, **how)
 
 

@@ -84,7 +84,7 @@ class Session:
         messages, info = self.world.reset(seed=seed)
         self.episode, self.turns = str(data.get("episode_id") or uuid.uuid4()), 0
         self.role = info.get("role", "assistant")
-        self.running = "failed" not in info
+        self.running = info.get("failed") is None
         return _observation(messages, 0.0, {}, info, truncated=not self.running)
 
     def _step(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,8 @@ class Session:
         self.running = False  # if the world raises an error
         messages, reward, terminated, truncated, info = self.world.step(reply)
         self.turns += 1
-        truncated = bool(truncated or "failed" in info or (self.turns >= self.most and not terminated))
+        failed = info.get("failed") is not None
+        truncated = bool(truncated or failed or (self.turns >= self.most and not terminated))
         self.running = not (terminated or truncated)
         rewards = reward if isinstance(reward, Mapping) else {}
         mine = rewards.get(self.role, 0.0) if isinstance(reward, Mapping) else reward
@@ -117,7 +118,7 @@ def _observation(
     told = {"terminated": terminated, "truncated": truncated, "info": dict(info)}
     by_role = {role: None if one is None else float(one) for role, one in rewards.items()}
     told |= {"rewards": by_role} if rewards else {}
-    told |= {"failed": info["failed"]} if "failed" in info else {}
+    told |= {"failed": info["failed"]} if info.get("failed") is not None else {}
     said = [each["content"] for each in messages if each["role"] != "assistant"]
     return {
         "observation": {"messages": messages, "text": said[-1] if said else ""},

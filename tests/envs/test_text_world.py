@@ -3,19 +3,22 @@ several players gives a Dialog for each of them."""
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import re
+import threading
 import time
 
 import pytest
 
 from envs import conformance
-from envs.conformance import CHECKS, check_world
+from envs.conformance import CHECKS, Babbler, check_world
 from envs.example import House
 from envs.multiwoz.text import MultiWOZText
 from envs.small_talk import SmallTalk
 from envs.text_world import play, restore, snapshot
 from rl_dialog.errors import UserError
+from rl_dialog.serving.worlds import Session
 
 
 def faults(make_world, *but: str) -> dict[str, str]:
@@ -258,6 +261,45 @@ class Hashed(House):
         order = " ".join({f"word{i}" for i in range(30)})
         self.messages[0]["content"] += order
         return messages, info
+
+
+class Held(House):
+    """Waits for ever in a process that another one started, as for a lock that this one has."""
+
+    def reset(self, *, seed=None):
+        if multiprocessing.parent_process() is not None:
+            threading.Event().wait()
+        return super().reset(seed=seed)
+
+
+@pytest.mark.timeout(120)
+def test_another_process_that_waits_for_ever_is_given_up(monkeypatch):
+    monkeypatch.setattr(conformance, "CHILD_SECONDS", 0.2)
+    found = check_world(Held, but=tuple(name for name in CHECKS if name != "other process"))
+    assert "expected another process to play 3 episodes within 0.2 s" in found[0].fault
+    assert multiprocessing.active_children() == []
+
+
+class Whole(House):
+    """Says of every step that nothing failed."""
+
+    def reset(self, *, seed=None):
+        messages, info = super().reset(seed=seed)
+        return messages, info | {"failed": None}
+
+    def step(self, reply):
+        *stepped, info = super().step(reply)
+        return *stepped, info | {"failed": None}
+
+
+def test_none_is_no_failure():
+    but = ("other process",)
+    assert [each.fault for each in check_world(Whole, but=but) if each.fault] == []
+    assert play(Whole(), Babbler(1), seed=1).returns == play(House(), Babbler(1), seed=1).returns
+    session = Session(Whole())
+    begun = session.answer({"type": "reset", "data": {"seed": 1}})["data"]
+    assert not begun["done"] and "failed" not in begun["metadata"]
+    assert not session.answer({"type": "step", "data": {"message": "left"}})["data"]["done"]
 
 
 def test_a_world_that_never_ends_and_one_that_does_not_vary_are_noted():
