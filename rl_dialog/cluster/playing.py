@@ -223,8 +223,9 @@ class Book:
         dialog, number = episode.dialog, f"{self.config.seed}-{episode.index:06d}"
         who = re.sub(r"[^\w.-]+", "_", name) or "player"
         dialog.id = f"{dialog.source}-{number}-{who}"
-        # Episodes of one number begin alike, and only they: `prepare` keeps them in one split.
-        dialog.meta = {"player": name, **dialog.meta, "group": f"{dialog.source}-{number}"}
+        # Episodes of one number begin alike, and only they, where the world does not put more together:
+        # `prepare` keeps them in one split.
+        dialog.meta = {"player": name, "group": f"{dialog.source}-{number}", **dialog.meta}
         if self.file:
             self.file.write(dialog.to_json() + "\n")
         if self.out and episode.drawings:

@@ -109,6 +109,21 @@ def test_players_share_the_episodes_and_say_who_they_are(tmp_path):
     assert all(same[d.meta["episode"]] == d.messages for d in theirs)  # whoever else plays
 
 
+class Puzzled(Counting):
+    """Has two puzzles; `prepare` is to keep the episodes of one together."""
+
+    def reset(self, *, seed=None):
+        messages, info = super().reset(seed=seed)
+        return messages, info | {"meta": {"group": f"puzzle {self.odd}"}}
+
+
+@pytest.mark.parametrize(("world", "groups"), [("Puzzled", 2), ("Counting", 12)])
+def test_what_a_world_puts_together_stays_together(tmp_path, world, groups):
+    env, logs = f"{__name__}:{world}", str(tmp_path / "logs.jsonl")
+    main(playing(env=env, player=(f"{__name__}:silent",), logs=logs))
+    assert len({each.meta["group"] for each in dialogs(logs)}) == groups
+
+
 def test_ends_are_counted_apart_and_failures_stand_in_no_mean():
     found = main(playing(env=f"{__name__}:Counting", player=(f"{__name__}:silent",), episodes=40))
     assert found["return"] == 3 and found["stderr"] == 0 and found["n"] == found["terminated"]
