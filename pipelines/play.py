@@ -42,6 +42,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import Decoding
 from rl_dialog.evaluation.tally import table
 from rl_dialog.models.causal_lm import load_quietly
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.own import own
 from rl_dialog.run import OnCluster, OnDevice, Output, at_least, claim_output, progress, run
 
@@ -99,11 +100,21 @@ def talks(config: PlayConfig) -> bool:
         return False
     if ":" in config.env:
         found = own(config.env, "env")
-        return not (hasattr(found, "clip_length") or is_plain(found))
+        if is_plain(found):  # of words or of numbers: who plays tells
+            return _writes(config.checkpoint)
+        return not hasattr(found, "clip_length")
     if (plain := config.env.partition("?")[0]) in ENVS:
         return plain not in CONTROL
     folder = Path(config.checkpoint)  # an unknown name: whose are the names that it is near to?
     return not any((place / "prefer.yaml").is_file() for place in (folder, folder.parent))
+
+
+def _writes(checkpoint: str) -> bool:
+    """Whether it is a language model's, which has a tokenizer."""
+    try:
+        return bool(checkpoint) and Path(resolve(checkpoint), "tokenizer_config.json").is_file()
+    except UserError:  # of a run without a checkpoint: its own verb says so
+        return False
 
 
 def _play_text(config: PlayConfig, make_env: Callable[[], Any]) -> dict[str, Any]:

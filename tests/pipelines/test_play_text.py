@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
+import gymnasium
 import pyarrow.parquet as parquet
 import pytest
 import torch
@@ -237,6 +238,18 @@ def test_workers_play_the_same_episodes(checkpoints, tmp_path):
 def test_what_cannot_be(wrong, message):
     with pytest.raises(UserError, match=message):
         main(playing(**wrong))
+
+
+class Registered(Counting, gymnasium.Env):
+    """A world of words that is an environment of Gymnasium's."""
+
+
+def test_a_language_model_plays_in_words_what_is_a_gymnasium_env_too(checkpoints, tmp_path):
+    env = f"{__name__}:Registered"
+    found = main(playing(env=env, checkpoint=str(checkpoints / "bc"), episodes=4))
+    assert found["n"] + found["failed"] == 4 and found["return"] == 3
+    with pytest.raises(UserError, match="--max_new_tokens does not apply to a policy of `prefer`"):
+        main(playing(env=env, checkpoint=str(tmp_path)))
 
 
 def test_a_method_without_beta_and_logs_that_are_there(checkpoints, tmp_path):
