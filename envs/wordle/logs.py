@@ -123,8 +123,11 @@ def rank_pairs(words: Words, seed: int) -> Iterator[dict[str, Any]]:
     initial   in the beginning, the expert's against a mediocre player's
     branch    after two guesses of an expert's game, its third against one of the two repeated
 
-    Where the mediocre player happens to say the expert's word there is no pair.
+    Where the mediocre player happens to say the expert's word there is no pair. Raises UserError for a
+    vocabulary of one word, where it always does.
     """
+    if len(words) < 2:
+        raise UserError(f"pairs: expected a vocabulary of at least two words, got {', '.join(words.words)}")
     for index in count():
         chance, start = game_chance(seed, index), State(words.every)
         expert = play_on(words, Optimal(words, chance), chance, start)

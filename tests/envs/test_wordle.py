@@ -392,6 +392,11 @@ def test_branches_leave_each_beginning_of_the_experts_game():
             assert begun == 0 or not other.state.won
 
 
+def test_one_word_has_no_pairs():
+    with pytest.raises(UserError, match="at least two words, got crane"):
+        next(rank_pairs(Words(["crane"]), 0))
+
+
 def test_pairs_for_q_rank():
     words = load_words()
     pairs = list(islice(rank_pairs(words, 0), 100))
