@@ -33,7 +33,13 @@ from rl_dialog.data.labelled import SIDES, Act, LabelledTurn, Tag
 from rl_dialog.data.tokenize import END, ROLE_TOKENS, train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.models.small_encoder import small_encoder
-from rl_dialog.models.weights import load_strictly, of_trunk, require_readable, require_weights
+from rl_dialog.models.weights import (
+    load_strictly,
+    of_trunk,
+    positions_of,
+    require_readable,
+    require_weights,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -226,7 +232,7 @@ def new_nlu(turns: Iterable[LabelledTurn], labels: Labels, *, encoder: str = "",
     """
     if encoder:
         model, tokenizer = _pretrained(encoder)
-        most = getattr(model.config, "max_position_embeddings", None) or labels.max_length
+        most = positions_of(model) or labels.max_length
         labels = replace(labels, max_length=min(labels.max_length, most))
     else:
         from transformers import ModernBertModel

@@ -35,7 +35,14 @@ from rl_dialog.models.causal_lm import base_of_adapter
 from rl_dialog.models.checkpoint import resolve, start_of
 from rl_dialog.models.language_model import set_apart
 from rl_dialog.models.small_encoder import small_encoder
-from rl_dialog.models.weights import in_words, load_strictly, of_trunk, require_readable, require_weights
+from rl_dialog.models.weights import (
+    in_words,
+    load_strictly,
+    of_trunk,
+    positions_of,
+    require_readable,
+    require_weights,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -57,7 +64,7 @@ class TextReward:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_length: int | None = None
     ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
+        positions = positions_of(model) or MAX_TOKENS
         self.max_length = min(max_length or MAX_TOKENS, tokenizer.model_max_length, positions)
 
     @property
@@ -93,11 +100,14 @@ class TextReward:
         return self.model(input_ids=ids, attention_mask=mask).logits.squeeze(-1).float()
 
     def _padded_rows(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Tokens and mask # (B, T), (B, T)"""
+        """Tokens and mask # (B, T), (B, T). Padding is on the right, but for models as XLNet that score the
+        last position whatever stands there."""
         ids = torch.full((len(rows), max(map(len, rows))), self.model.config.pad_token_id)
         mask = torch.zeros_like(ids)
+        scores_last = hasattr(self.model, "sequence_summary") and self.model.config.summary_type == "last"
         for i, row in enumerate(rows):
-            ids[i, : len(row)], mask[i, : len(row)] = torch.tensor(row), 1
+            place = slice(-len(row), None) if scores_last else slice(len(row))
+            ids[i, place], mask[i, place] = torch.tensor(row), 1
         return ids.to(self.model.device), mask.to(self.model.device)
 
     def chains(self, rows: Sequence[Sequence[int]]) -> list[Chain]:
@@ -332,7 +342,9 @@ def adapters(reward: TextReward, rank: int, alpha: int) -> Iterator[None]:
     plain = reward.model
     if known is not None:
         set_apart(plain, known)
-    config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=alpha, target_modules="all-linear")
+    # The head learns as a whole; DistilBERT's has a part of its own, `pre_classifier`.
+    layers = {"target_modules": "all-linear", "exclude_modules": ".*classifier"}
+    config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=alpha, **layers)
     reward.model = get_peft_model(plain, config)
     try:
         yield

@@ -69,3 +69,12 @@ def in_words(lacking: Lacking) -> str:
     """The first three, and how many more."""
     more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
     return ", ".join(list(lacking.values())[:3]) + more
+
+
+def positions_of(model: Any) -> int | None:
+    """How many tokens it has positions for; None where it names no limit. RoBERTa and its relatives count
+    them from behind the padding token's number on, so that they have fewer than their config says."""
+    most = getattr(model.config, "max_position_embeddings", None) or 0
+    places = [layer for name, layer in model.named_modules() if name.endswith("position_embeddings")]
+    skipped = [layer.padding_idx + 1 for layer in places if getattr(layer, "padding_idx", None) is not None]
+    return most - max(skipped, default=0) if most > 0 else None

@@ -17,6 +17,7 @@ from rl_dialog.models.weights import (
     in_words,
     load_strictly,
     of_trunk,
+    positions_of,
     require_readable,
     require_weights,
 )
@@ -228,5 +229,4 @@ def _load(kind: Any, path: str) -> tuple[Any, Any, Lacking]:
 
 
 def _longest(tokenizer: Any, model: Any) -> int:
-    positions = getattr(model.config, "max_position_embeddings", None) or MAX_TOKENS
-    return min(MAX_TOKENS, tokenizer.model_max_length, positions)
+    return min(MAX_TOKENS, tokenizer.model_max_length, positions_of(model) or MAX_TOKENS)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -56,6 +57,45 @@ def test_a_batch_scores_as_each_alone():
     together = reward.score(TALKS)
     assert together == pytest.approx([reward.score([talk])[0] for talk in TALKS], abs=1e-5)
     assert len({round(value, 4) for value in together}) == 3
+
+
+def pretrained(kind, tokenizer, folder):
+    """A small random encoder of a family, as its hub has it."""
+    torch.manual_seed(0)
+    names = {
+        transformers.XLNetConfig: ("d_model", "n_layer", "n_head", "d_inner"),
+        transformers.DistilBertConfig: ("dim", "n_layers", "n_heads", "hidden_dim"),
+    }
+    usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    shape = dict(zip(names.get(kind, usual), (16, 1, 2, 32), strict=True))
+    limit = {} if kind is transformers.XLNetConfig else {"max_position_embeddings": 40}
+    config = kind(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **shape, **limit)
+    transformers.AutoModel.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["Roberta", "MPNet", "Bert", "XLNet"])
+def test_a_reply_longer_than_a_model_has_positions_is_cut(kind, tokenizer, tmp_path):
+    base = pretrained(getattr(transformers, f"{kind}Config"), tokenizer, tmp_path)
+    reward = TextReward.from_base(base, max_length=64).eval()
+    offset = {"Roberta": tokenizer.pad_token_id + 1, "MPNet": 2}.get(kind, 0)
+    assert reward.max_length == (64 if kind == "XLNet" else 40 - offset), kind
+    talks = [*TALKS, [*TALK[:1], {"role": "assistant", "content": "z" * 300}]]
+    assert len(reward.encode(talks[-1])) == reward.max_length
+    alone = [reward.score([talk])[0] for talk in talks]
+    assert reward.score(talks) == pytest.approx(alone, abs=1e-5), "whatever padding is beside it"
+
+
+def test_the_head_of_distilbert_learns_below_adapters(tokenizer, tmp_path):
+    base = pretrained(transformers.DistilBertConfig, tokenizer, tmp_path)
+    reward = TextReward.from_base(base, max_length=64)
+    with adapters(reward, 2, 4):
+        learned = {name for name, one in reward.model.named_parameters() if one.requires_grad}
+        heads = {name for name in learned if "classifier" in name}
+        assert heads and not any("lora" in name for name in heads)
+        assert any("lora" in name for name in learned)
+    assert type(reward.model.pre_classifier) is torch.nn.Linear
 
 
 def test_the_reply_and_its_context_both_count():
