@@ -146,6 +146,7 @@ class GymnasiumVector(VectorEnv):
         self.ended = np.zeros(num_envs, bool)
         self.absorbed = np.zeros(num_envs, bool)
         self.running = False
+        self.picture_shape: tuple[int, ...] = ()  # of the first one that was drawn
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -196,7 +197,7 @@ class GymnasiumVector(VectorEnv):
 
     def _check(self, i: int, what: str, value: Any) -> None:
         """What is learned from one number that is none would be lost with all that was learned before."""
-        if np.asarray(value).dtype != np.uint8 and not (np.abs(value) < LARGEST).all():
+        if np.asarray(value).dtype != np.uint8 and not np.all(np.abs(value) < LARGEST):
             step = f"after {self.steps[i]} steps of an episode"
             raise UserError(f"{self.name}: expected a finite {what}, got {value} {step}")
 
@@ -238,6 +239,11 @@ class GymnasiumVector(VectorEnv):
 
     def _infos(self) -> dict[str, Any]:
         drawn = [drawing(env) for env in self.envs[: self.filmed]]
+        for picture in drawn:  # a clip is a film, and what an environment films is one array
+            self.picture_shape = self.picture_shape or picture.shape
+            if picture.shape != self.picture_shape:
+                got = f"got {picture.shape} after {self.picture_shape}"
+                raise UserError(f"{self.name}: expected render() to give pictures of one size, {got}")
         return {"pictures": np.stack(drawn)} if drawn else {}
 
 
@@ -328,7 +334,8 @@ def drawing(env: gymnasium.Env) -> np.ndarray:
         reason = " ".join(str(error).split())[:500]
         failed = f"{type(error).__name__} from its `render` ({reason})" if reason else type(error).__name__
         raise UserError(f"{env}: {_undrawn(failed)}") from error
-    if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
+    is_array = isinstance(picture, np.ndarray) and picture.dtype == np.uint8
+    if not (is_array and picture.shape[2:] == (3,) and picture.size):
         got = getattr(picture, "shape", type(picture).__name__)
         kind = f" of {picture.dtype}" if isinstance(picture, np.ndarray) else ""
         raise UserError(f"{env}: expected render() to give bytes (height, width, 3), got {got}{kind}")

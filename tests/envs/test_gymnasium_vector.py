@@ -220,6 +220,18 @@ def test_pictures_of_the_first_environments():
     assert "pictures" not in control_env("plain_worlds:Walk")(5).reset(seed=0)[1]
 
 
+@pytest.mark.parametrize(("where", "sizes"), [("of two environments", (3, 4)), ("of two steps", (3, 3))])
+def test_pictures_of_several_sizes_are_no_film(where, sizes):
+    envs = control_env("plain_worlds:Walk")(5, pictures=True)
+    drawn = lambda size: lambda: np.zeros((size, 5, 3), np.uint8)  # noqa: E731
+    for env, size in zip(envs.envs, sizes, strict=False):
+        env.render = drawn(size)
+    with pytest.raises(UserError, match=r"Walk: expected .* of one size, got \(4, 5, 3\) after \(3, 5, 3\)"):
+        envs.reset(seed=0)
+        envs.envs[0].render = drawn(4)
+        envs.step(np.zeros(5, np.int64))
+
+
 @pytest.mark.parametrize("what", ["observation", "reward"])
 @pytest.mark.parametrize("value", [np.nan, 1e60])
 def test_numbers_that_are_none_are_told_with_their_step(what, value):
@@ -231,6 +243,18 @@ def test_numbers_that_are_none_are_told_with_their_step(what, value):
     envs.envs[1].step = lambda action: (*broken, False, False, {})
     with pytest.raises(UserError, match=f"Pendulum-v1: expected a finite {what}, got .* after 2 steps"):
         envs.step(np.zeros((2, 1)))
+
+
+@pytest.mark.parametrize("reward", [10**30, 10**400], ids=["large", "too large"])
+def test_a_whole_number_of_any_size_is_a_reward_or_refused(reward):
+    envs = control_env("plain_worlds:Walk")(1)
+    envs.reset(seed=0)
+    envs.envs[0].step = lambda action: (np.zeros(1), reward, False, False, {})
+    if reward < 10**38:
+        assert envs.step(np.zeros(1, np.int64))[1].tolist() == [np.float32(1e30)]
+        return
+    with pytest.raises(UserError, match="Walk: expected a finite reward, got 1000"):
+        envs.step(np.zeros(1, np.int64))
 
 
 @pytest.mark.parametrize("reward", [None, np.array([1.0]), "good"])
