@@ -156,11 +156,12 @@ def fit(
     held_out = rows.compared(aside.pairs), rows.rated(_said(aside))
     with adapters(reward, settings.lora_r if settings.use_peft else 0, settings.lora_alpha):
         torch.manual_seed(seed + worker.rank)  # dropout
-        stopping = _Stopping(reward, held_out, settings, max(len(compared), len(rated)), worker)
+        most = max(len(compared), len(rated))
+        stopping = _Stopping(reward, held_out, settings, most, worker)
         minimise_in_parts(
             reward.model,
             _losses(reward, compared, rated, settings, seed, worker),
-            steps=max(1, round(settings.epochs * max(len(compared), len(rated)) / settings.batch_size)),
+            steps=max(1, round(settings.epochs * most / min(settings.batch_size, most))),
             learning_rate=learning_rate_of(reward, settings),
             weight_decay=settings.weight_decay,
             progress=progress,

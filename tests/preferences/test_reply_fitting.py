@@ -66,6 +66,19 @@ def test_four_pairs_are_learned_and_a_tie_stays_one():
     assert abs(first - second) < 0.2
 
 
+@pytest.mark.parametrize(("pairs", "steps"), [(6, 3), (16, 3), (24, 4)])
+def test_fewer_pairs_than_a_batch_are_seen_as_often(pairs, steps):
+    taken = []
+    told = planted(pairs)
+    fit(
+        small(told),
+        told,
+        settings=Fitting(epochs=3),
+        progress=lambda step, of, loss: taken.append((step, of)),
+    )
+    assert taken == [(step, steps) for step in range(1, steps + 1)]
+
+
 def test_planted_preferences_are_found_on_other_contexts():
     """A permutation test over seeds: models of true labels against models of the same pairs with labels that
     a coin decided."""
