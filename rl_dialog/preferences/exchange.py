@@ -109,6 +109,7 @@ def trl_rows(
 def write_trl(path: Path, labels: Iterable[Label | Judgement], segments: Mapping[str, Segment]) -> int:
     """Writes these rows, whole or not at all; how many."""
     rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in trl_rows(labels, segments)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(path, "".join(rows))
     return len(rows)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from rl_dialog.data.storable import check_storable
 from rl_dialog.errors import UserError
 
 MOST_PEOPLE = 100  # who see a pair
@@ -48,6 +49,7 @@ class Plan:
         for reason in self.reasons:
             if not 0 < len(reason.strip()) <= LONGEST_REASON:
                 raise UserError(f"--reasons: expected 1 to {LONGEST_REASON} characters each, got {reason!r}")
+            check_storable(reason, "--reasons")
         if len(self.guideline) > LONGEST_GUIDELINE:
             expected = f"expected at most {LONGEST_GUIDELINE:,} characters"
             raise UserError(f"--guideline: {expected}, got {len(self.guideline):,}")

@@ -150,11 +150,12 @@ class Segments:
         return bool(IDENTITY.fullmatch(id)) and any(self._folder(id).glob(f"{id}.*"))  # or `*` is one
 
     def __getitem__(self, id: str) -> Segment:
-        """The segment of that id. Raises KeyError where there is none, UserError where the file is not what
-        its name says."""
+        """The segment of that id. Raises UserError where there is none, and where the file is not what its
+        name says."""
         paths = [path for path in self._folder(id).glob(f"{id}.*") if path.suffix in (".npz", ".json")]
         if not paths:
-            raise KeyError(f"expected the segment {id} in {self.folder}, found none")
+            remedy = "a label log goes with the clips/ of its run: copy or move both"
+            raise UserError(f"expected the segment {id} in {self.folder}, found none; {remedy}")
         path = paths[0]
         try:
             segment = _read_clip(path) if path.suffix == ".npz" else _read_spoken(path)

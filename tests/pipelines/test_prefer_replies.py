@@ -126,11 +126,15 @@ def test_what_is_exported_comes_in_again_and_is_learned(logs, tmp_path):
         logs=(str(logs),),
         pairs_per_context=3,
         oracle="logged",
-        export=str(tmp_path / "pairs.jsonl"),
+        export=str(tmp_path / "new" / "pairs.jsonl"),
     )
     second = tmp_path / "second"
     found = run(
-        second, source="logs", logs=(str(tmp_path / "pairs.jsonl"),), oracle="logged", pairs_per_context=9
+        second,
+        source="logs",
+        logs=(str(tmp_path / "new" / "pairs.jsonl"),),
+        oracle="logged",
+        pairs_per_context=9,
     )
     assert (found["labels"], found["ties"]) == (
         12,
@@ -141,7 +145,9 @@ def test_what_is_exported_comes_in_again_and_is_learned(logs, tmp_path):
         FitRewardConfig(run=str(second / "run"), output_dir=str(tmp_path / "a"), **settings)
     )
     from_file = fit_reward(
-        FitRewardConfig(logs=(str(tmp_path / "pairs.jsonl"),), output_dir=str(tmp_path / "b"), **settings)
+        FitRewardConfig(
+            logs=(str(tmp_path / "new" / "pairs.jsonl"),), output_dir=str(tmp_path / "b"), **settings
+        )
     )
     assert (from_log["pairs"], from_file["pairs"], from_log["held_out_pairs"]) == (12, 8, 12)
     assert from_log["tie_share"][0] == pytest.approx(4 / 12, abs=1e-3) and from_file["tie_share"][0] == 0

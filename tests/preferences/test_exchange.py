@@ -224,6 +224,8 @@ def test_the_labels_of_a_run(tmp_path, store_url):
     id = Segments(tmp_path / "clips").add(Reply(CONTEXT, "a"))
     log, segments = open_labels(tmp_path)
     assert log.labels() == [] and segments[id].text == "a"
+    with pytest.raises(UserError, match=r"expected the segment b in .*, found none; .* copy or move both"):
+        segments["b"]
     log.close()
     LabelLog(store_url).close()
     log, _ = open_labels(tmp_path, store_url)

@@ -185,6 +185,7 @@ def test_gold_pairs_that_are_none(log):
         ({"session": -1}, "--session"),
         ({"reasons": ("a", "a")}, "different"),
         ({"reasons": ("",)}, "1 to 40 characters"),
+        ({"reasons": ("\udcff",)}, "--reasons what every database can hold"),
     ],
 )
 def test_plans_that_cannot_be(log, changed, said):

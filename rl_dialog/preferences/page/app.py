@@ -92,7 +92,7 @@ class Page:
 
     desk: Desk
     segments: Segments
-    sheets: Callable[[str], Sheet]  # id of a clip -> its frames; KeyError for one that there is not
+    sheets: Callable[[str], Sheet]  # id of a segment -> its frames; KeyError for one that is no clip
     files: RunFiles | None
     labeller: str | None  # who sits at this machine; None where everybody needs a token
     settings: dict[str, Any]
@@ -118,7 +118,7 @@ class Page:
                 "left": self.shown(self.segments[pair.left]),
                 "right": self.shown(self.segments[pair.right]),
             }
-        except (KeyError, ValueError) as error:  # it stays leased, so that the next request gets another pair
+        except ValueError as error:  # it stays leased, so that the next request gets another pair
             raise HTTPException(500, f"the pair {pair.id} cannot be shown: {error.args[0]}") from error
         return {"query": {"id": pair.id, "task": pair.task, **sides}}
 
@@ -265,6 +265,8 @@ def undo(page: Here, who: Labeller, idempotency_key: Idempotency = "") -> dict[s
 def picture(id: SegmentId, page: Here, _: Labeller) -> Response:
     headers = {"Cache-Control": "private, max-age=3600"}
     try:
+        if id not in page.segments:
+            raise KeyError(id)
         return Response(page.sheets(id).png, media_type="image/png", headers=headers)
     except KeyError:
         raise HTTPException(404, f"there is no segment {id}") from None
