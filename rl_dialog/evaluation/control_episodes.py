@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from rl_dialog.evaluation.intervals import Measure, estimate
+from rl_dialog.evaluation.intervals import Measure, estimate, rounded
 from rl_dialog.models.control_policy import ControlPolicy
 from rl_dialog.models.reward_model import RewardModel
 
@@ -99,16 +99,16 @@ def headline(episodes: Sequence[ControlEpisode]) -> dict[str, Any]:
     figures = {
         "episodes": len(episodes),
         "steps": sum(len(episode.rewards) for episode in episodes),
-        "return": round(mean.value, 3),
+        "return": rounded(mean.value),
     }
-    figures["return_interval"] = None if mean.low is None else [round(mean.low, 3), round(mean.high, 3)]
+    figures["return_interval"] = None if mean.low is None else [rounded(mean.low), rounded(mean.high)]
     if episodes[0].predicted is None:
         return figures
     predicted = np.array([episode.predicted_return for episode in episodes])
     true_steps, predicted_steps = (
         np.concatenate([getattr(episode, name) for episode in episodes]) for name in ("rewards", "predicted")
     )
-    figures["predicted_return"] = round(float(predicted.mean()), 3)
+    figures["predicted_return"] = rounded(float(predicted.mean()))
     step_correlation, return_correlation = (
         correlation(true_steps, predicted_steps),
         correlation(np.array(returns), predicted),

@@ -20,6 +20,11 @@ REPLICATES = 2000
 ROUNDING = 1e-12  # of two figures: what they differ by at most because their sums were rounded
 
 
+def rounded(value: float | None) -> float | None:
+    """To six digits, whatever the unit of rewards."""
+    return None if value is None else float(f"{value:.6g}")
+
+
 @dataclass(frozen=True)
 class Measure:
     """One run's figure: sum(numerator) / sum(denominator) over U units, through exp for a perplexity."""

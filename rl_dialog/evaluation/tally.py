@@ -11,6 +11,7 @@ import numpy as np
 
 from rl_dialog.data.schema import ENDS
 from rl_dialog.evaluation.episodes import Episode
+from rl_dialog.evaluation.intervals import rounded
 
 
 @dataclass
@@ -47,19 +48,14 @@ class Tally:
         mean = float(np.mean(self.returns)) if n else None
         error = float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else None
         return {
-            "return": _rounded(mean),
-            "stderr": _rounded(error),
+            "return": rounded(mean),
+            "stderr": rounded(error),
             "n": n,
             "episodes": played,
             **{end: self.ends[end] for end in ENDS},
             "replies_per_episode": round(self.replies / played, 3) if played else None,
             **({"failures": dict(self.failures.most_common(3))} if self.failures else {}),
         }
-
-
-def _rounded(value: float | None) -> float | None:
-    """To six digits, whatever the unit of rewards."""
-    return None if value is None else float(f"{value:.6g}")
 
 
 def _short(value: float | None) -> str:

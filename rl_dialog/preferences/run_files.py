@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rl_dialog.config import read_yaml
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.intervals import rounded
 
 PIECE = 1 << 20  # bytes of metrics in one answer
 MARK = 256  # bytes before a cursor by which it is known again
@@ -101,9 +102,9 @@ class RunFiles:
                 recent.append((value, min(count, remaining)))
                 remaining -= count
             mean = sum(value * count for value, count in recent) / sum(count for _, count in recent)
-            figures["return"] = round(mean, 3)
+            figures["return"] = rounded(mean)
         for name in ("return", "return_sampled") if evaluated else ():
-            figures[f"eval_{name}"] = round(evaluated[-1][f"eval/{name}"], 3)
+            figures[f"eval_{name}"] = rounded(evaluated[-1][f"eval/{name}"])
         return figures
 
     def latest(self) -> dict[str, str]:

@@ -224,6 +224,14 @@ def test_a_chance_of_its_own():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+def test_small_returns_are_no_zeros():
+    """Rewards may have any unit."""
+    cheap = [ControlEpisode(np.zeros(1, int), np.array([1e-5 * n]), None, []) for n in (1, 2, 3)]
+    figures = headline(cheap)
+    low, high = figures["return_interval"]
+    assert figures["return"] == 2e-5 and 1e-5 <= low < 2e-5 < high <= 3e-5
+
+
 def test_figures_without_spread():
     still = ControlEpisode(np.zeros(4, int), np.zeros(4), np.arange(4.0), [])
     assert headline([still]) == {

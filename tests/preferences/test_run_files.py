@@ -82,6 +82,13 @@ def test_long_files_come_in_pieces(tmp_path):
         files.metrics()
 
 
+def test_the_figures_of_a_run_have_the_unit_of_its_rewards(tmp_path):
+    line = {"step": 8, "train/return": 1.5e-5, "train/episodes": 4, "eval/return": -123.4567891}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line | {"eval/return_sampled": 2e9}) + "\n")
+    expected = {"steps": 8, "return": 1.5e-5, "eval_return": -123.457, "eval_return_sampled": 2e9}
+    assert RunFiles(tmp_path).headline() == expected
+
+
 def test_status(tmp_path):
     files = RunFiles(tmp_path)
     assert files.status() == {}
