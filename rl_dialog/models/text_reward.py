@@ -361,6 +361,6 @@ def _padded(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> PreTr
     """With a padding token: language models find the last token of a reply by it."""
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if model.config.pad_token_id is None:
+    if model.config.pad_token_id is None or model.config.pad_token_id < 0:  # -1 is none of early LLaMAs
         model.config.pad_token_id = tokenizer.pad_token_id
     return model

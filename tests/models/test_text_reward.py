@@ -87,6 +87,16 @@ def test_a_reply_longer_than_a_model_has_positions_is_cut(kind, tokenizer, tmp_p
     assert reward.score(talks) == pytest.approx(alone, abs=1e-5), "whatever padding is beside it"
 
 
+def test_a_config_without_padding_gets_the_tokenizers(tokenizer, tmp_path):
+    """Early LLaMAs say -1."""
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=-1, **shape)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = TextReward.from_base(str(tmp_path), max_length=64).eval()
+    assert reward.score(TALKS) == pytest.approx([reward.score([talk])[0] for talk in TALKS], abs=1e-5)
+
+
 def test_the_head_of_distilbert_learns_below_adapters(tokenizer, tmp_path):
     base = pretrained(transformers.DistilBertConfig, tokenizer, tmp_path)
     reward = TextReward.from_base(base, max_length=64)
