@@ -10,6 +10,7 @@ from contexts with one reply, too."""
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,10 +105,10 @@ class Fitting:
         self._check_large()
         if (
             self.batch_size < 1
-            or (self.learning_rate is not None and not self.learning_rate > 0)
-            or not self.epochs > 0
+            or (self.learning_rate is not None and not 0 < self.learning_rate < math.inf)
+            or not 0 < self.epochs < math.inf
             or not 0 <= self.noise < 1
-            or min(self.weight_decay, self.margin, self.centre) < 0
+            or not all(0 <= each < math.inf for each in (self.weight_decay, self.margin, self.centre))
         ):
             raise UserError(
                 "expected a batch of at least 1, learning rate and epochs above 0, noise in [0, 1), "

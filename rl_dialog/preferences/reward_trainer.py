@@ -95,14 +95,14 @@ class RewardTraining:
             self.batch_size < 1
             or self.max_labels < 1
             or self.patience < 0
-            or self.learning_rate <= 0
+            or not 0 < self.learning_rate < math.inf
             or not (0 <= self.noise < 1 and 0 <= self.label_smoothing < 1)
         ):
             raise UserError(
                 "expected batch_size and max_labels of at least 1, a positive learning rate, no negative "
                 f"patience, noise and smoothing in [0, 1), got {self}"
             )
-        if self.l2 < 0 or not 0 < self.l2_low <= self.l2_high or self.l2_step <= 1:
+        if not self.l2 >= 0 or not 0 < self.l2_low <= self.l2_high or not self.l2_step > 1:
             raise UserError(
                 f"expected l2 of at least 0, 0 < l2_low <= l2_high, and l2_step above 1, got {self}"
             )

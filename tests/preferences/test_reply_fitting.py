@@ -134,7 +134,9 @@ def test_noise_bounds_what_a_wrong_label_can_do():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"learning_rate": 0}, {"epochs": 0}, {"noise": 1.0}, {"weight_decay": -1}]
+    "wrong",
+    [{"batch_size": 0}, {"learning_rate": 0}, {"epochs": 0}, {"noise": 1.0}, {"weight_decay": -1}]
+    + [{"epochs": float("inf")}, {"learning_rate": float("inf")}, {"margin": float("nan")}],
 )
 def test_settings_that_mean_nothing(wrong):
     with pytest.raises(UserError, match="expected a batch of at least 1"):

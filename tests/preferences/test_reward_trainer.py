@@ -286,6 +286,8 @@ def test_the_normaliser_is_of_the_newest_clips_without_their_padding():
         {"l2_low": 2.0},
         {"l2_step": 1.0},
         {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"l2": float("nan")},
     ],
 )
 def test_settings_that_cannot_be(wrong):
