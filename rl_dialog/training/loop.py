@@ -756,18 +756,23 @@ class Trainer:
             return
         state = self._pointer("latest") / "trainer"
         try:
-            progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
-            self._check_progress(state, progress)
-            self._load_weights(state)
-            load_optimizer(self.optimizer, state / "optimizer.safetensors")
-            self.step, self.best = progress["step"], progress["best"]
+            self._load(state)
         except UserError:
             raise
         except (OSError, ValueError, KeyError, SafetensorError) as error:
+            got = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"{state}: expected a whole checkpoint to go on with, got {error!r}: copy it anew, or start "
-                "a run in another --output_dir, from an earlier checkpoint by --model_name_or_path"
+                f"{state}: expected a whole checkpoint to go on with, got {got}: copy it anew, or start a "
+                "run in another --output_dir, from an earlier checkpoint by --model_name_or_path"
             ) from error
+
+    def _load(self, state: Path) -> None:
+        """What a checkpoint has beside the model."""
+        progress = json.loads((state / "progress.json").read_text(encoding="utf-8"))
+        self._check_progress(state, progress)
+        self._load_weights(state)
+        load_optimizer(self.optimizer, state / "optimizer.safetensors")
+        self.step, self.best = progress["step"], progress["best"]
 
     def _check_progress(self, state: Path, progress: dict[str, Any]) -> None:
         here = {"batch_size": self.batch_size, "rows": len(self.train_rows), "data": self.data}

@@ -516,18 +516,16 @@ class OnlineTrainer(Trainer):
         if self.versions is not None:
             self.versions.save(directory / "trainer", self.step)
 
-    def _resume(self) -> None:
-        super()._resume()
-        if self.step:
-            latest = self._pointer("latest")
-            self.policy.value_unit = float(describe(latest).get("value_unit", 1.0))
-            state = json.loads((latest / "trainer" / UNIT).read_text(encoding="utf-8"))
-            self.unit_known = state["known"]
-            self.alarm.load(state.get("alarm", {}))
-            if self.config.target_kl:
-                self.policy.method = replace(self.policy.method, c=state.get("c", self.policy.method.c))
-            if self.versions is not None:
-                self.versions.load(latest / "trainer")
+    def _load(self, state: Path) -> None:
+        super()._load(state)
+        self.policy.value_unit = float(describe(state.parent).get("value_unit", 1.0))
+        known = json.loads((state / UNIT).read_text(encoding="utf-8"))
+        self.unit_known = known["known"]
+        self.alarm.load(known.get("alarm", {}))
+        if self.config.target_kl:
+            self.policy.method = replace(self.policy.method, c=known.get("c", self.policy.method.c))
+        if self.versions is not None:
+            self.versions.load(state)
 
 
 def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:

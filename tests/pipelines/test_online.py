@@ -132,6 +132,9 @@ def test_a_run_goes_on_where_it_was(config, tmp_path: Path) -> None:  # noqa: AN
     assert resumed["return"] == whole["return"] and resumed["step"] == 4
     weights = [Path(run["latest"], "model.safetensors").read_bytes() for run in (whole, resumed)]
     assert weights[0] == weights[1]
+    Path(resumed["latest"], "trainer", "unit.json").unlink()
+    with pytest.raises(UserError, match="expected a whole checkpoint to go on with, got .*unit.json"):
+        online.main(replace(half, resume=True, max_steps=5))
 
 
 @pytest.mark.parametrize(
