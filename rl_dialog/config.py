@@ -256,7 +256,7 @@ def from_dict(config_class: type[T], values: Mapping[str, Any], *, where: str) -
             unknown = [key for key in value if default and key not in default and not is_own(key)]
             if unknown:
                 raise ConfigError(
-                    f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(unknown[0], default)}"
+                    f"{where}: unknown key {unknown[0]!r} in {name}.{_nearest(str(unknown[0]), default)}"
                 )
             value = default | dict(value)
         filled[name] = _typed(value, hints[name], name, where)
@@ -576,3 +576,5 @@ def _to_float(value: Any, name: str, where: str) -> float:
         return float(value)
     except ValueError as error:
         raise ConfigError(f"{where}: expected a number for {name}, got {value!r}") from error
+    except OverflowError as error:
+        raise ConfigError(f"{where}: expected a number below 1.8e308 for {name}, got a larger one") from error

@@ -255,6 +255,8 @@ WRONG_YAML = [
     ("method: {name: 5}\n", ["unknown method '5'", "expected one of cloning, learning"]),
     ("method: 5\n", ["c.yaml", "expected a name or keys and values for method, got 5"]),
     ("rewards: {votes: 1}\n", ["unknown key 'votes' in rewards", "Did you mean vote?"]),
+    ("rewards: {2026-01-01: 1}\n", ["unknown key datetime.date(2026, 1, 1) in rewards"]),
+    (f"rewards: {{vote: 1{'0' * 400}}}\n", ["expected a number below 1.8e308 for rewards.vote"]),
     ("1: 2\n", ["unknown key 1"]),
     ("xyzzy: 2\n", ["unknown key 'xyzzy' for Config."]),
     ("trainer: {max_steps: four}\n", ["c.yaml: trainer", "expected a number for max_steps, got 'four'"]),

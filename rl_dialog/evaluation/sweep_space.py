@@ -334,8 +334,14 @@ def _verb(name: str) -> str:
 def _check_entry(path: str, name: str, entry: Any) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"{path}: space: expected names of flags, got {name!r}")
+    if name in VERBS:
+        raise ConfigError(f"{path}: space: expected a flag of {name}, as {name}.FLAG, got {name} alone")
     expected = f"{path}: space: {name}: expected a list of values or one of {', '.join(DISTRIBUTIONS)}"
     if isinstance(entry, list) and entry:
+        if odd := [value for value in entry if not isinstance(value, str | int | float | None)]:
+            raise ConfigError(
+                f"{path}: space: {name}: expected numbers and texts, got {odd[0]!r}: put it in quotes"
+            )
         return
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{expected}, got {entry!r}")
@@ -350,7 +356,10 @@ def _check_entry(path: str, name: str, entry: Any) -> None:
         )
     if kinds[0] == "loguniform" and limits[0] <= 0:
         raise ConfigError(f"{path}: space: {name}: expected limits above 0 for loguniform, got {limits}")
-    if kinds[0] == "randint" and not all(float(limit).is_integer() for limit in limits):
+    if kinds[0] == "randint" and not all(
+        float(limit).is_integer() and abs(limit) < 2**63 - 1 for limit in limits
+    ):
         raise ConfigError(
-            f"{path}: space: {name}: expected whole numbers for randint, which draws some, got {limits}"
+            f"{path}: space: {name}: expected whole numbers for randint, which draws some, of at most 18 "
+            f"digits, got {limits}"
         )

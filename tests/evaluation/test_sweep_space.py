@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,10 @@ def test_data_of_a_mix_may_be_what_trials_reply_to(tmp_path: Path) -> None:
         ({"title": None, "about": None}, "expected 'title', 'about' too, which Sweep needs"),
         ({"space": {"method.c": {"loguniform": [0, 1]}}}, r"method\.c: expected limits above 0 .*\[0, 1\]"),
         ({"space": {"method.samples": {"randint": [1.5, 3.2]}}}, "expected whole numbers for randint"),
+        ({"space": {"seed": {"randint": [0, 10**20]}}}, "expected whole numbers .*of at most 18 digits"),
+        ({"space": {"start": ["--seed 1"]}}, "expected a flag of start, as start.FLAG"),
+        ({"space": [{"seed": [date(2026, 1, 1)]}]}, "seed: expected numbers and texts, got datetime.date"),
+        ({"space": {"seed": [[]]}}, "seed: expected numbers and texts, got ..: put it in quotes"),
         ({"space": {1: [2]}}, "space: expected names of flags, got 1"),
         ({"samples": 0}, "samples: expected at least 1, got 0"),
         ({"search": "optuna", "batch": 0}, "batch: expected at least 1, got 0"),
