@@ -289,8 +289,8 @@ def proxy_errors() -> list[Middleware]:
 
 class ProxyErrors:
     """ASGI middleware of the HTTP proxies: what Serve itself answers when a replica dies, is not there yet
-    or says nothing (408) becomes an error in OpenAI's form, which clients take as a reason to try again. A
-    stream that has begun just ends, without its last event."""
+    (404 until the application is deployed) or says nothing (408) becomes an error in OpenAI's form, which
+    clients take as a reason to try again. A stream that has begun just ends, without its last event."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -308,12 +308,11 @@ class ProxyErrors:
         async def in_form(message: dict[str, Any]) -> None:
             nonlocal started, replaced
             if message["type"] == "http.response.start":
-                kind = dict(message["headers"]).get(b"content-type", b"")
-                started, replaced = (
-                    True,
-                    (message["status"] >= 500 or message["status"] == 408)
-                    and not kind.startswith(b"application/json"),
-                )
+                headers, status = dict(message["headers"]), message["status"]
+                started, replaced = True, status >= 500 or status == 408
+                # Serve's own 404, of a path that no application has yet: those of applications say a length
+                replaced |= status == 404 and b"content-length" not in headers
+                replaced &= not headers.get(b"content-type", b"").startswith(b"application/json")
                 if replaced:
                     await ours(scope, receive, send)
             if not replaced:
