@@ -421,6 +421,8 @@ def load_engine(place: str, *, device: str = "auto", **sizes: int) -> Engine:
     """The engine of a checkpoint directory; sizes: those of Engine. Raises UserError for one that cannot be
     loaded or served."""
     policy = load_for_decoding(place).to(named_device(device))
+    for tensor in (*policy.parameters(), *policy.buffers()):
+        tensor.data = tensor.data.clone()  # what was loaded is the file itself, whatever is written over it
     tokenizer = load_tokenizer(place)
     known = policy.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:

@@ -65,6 +65,18 @@ def whole(box, choices=1):
     ]
 
 
+def test_a_model_stays_what_it_was_when_its_files_are_written_over(checkpoints, ask):
+    """As `cp` writes over them; a new file under the old name would be another one."""
+    engine = load_engine(checkpoints["ilql"], **SIZES)
+    [before] = told(engine, [ask("hello there", top_logprobs=0)])
+    for path in Path(checkpoints["ilql"]).glob("*.safetensors"):
+        with path.open("r+b") as file:
+            file.write(b"\x11" * path.stat().st_size)
+    [after] = told(engine, [ask("hello there", top_logprobs=0)])
+    engine.close()
+    assert [t.logprob for t in after[0][1]] == [t.logprob for t in before[0][1]]
+
+
 @pytest.mark.slow
 def test_it_says_what_an_engine_says_and_refuses_what_it_refuses(engine, ask, checkpoints):
     asks = [
