@@ -43,6 +43,7 @@ PROXY = {
 }  # Serve reads it when a node of the cluster starts
 SLACK = 30.0  # seconds that Serve waits longer than a server, which says better what was late
 IN_PLACE = ("models", "split")  # settings that running replicas take over
+ASKED = "asked"  # beside them: when they were asked for, or Serve would not ask of the same folders again
 
 
 @serve.deployment(
@@ -90,7 +91,8 @@ class Replica:
         async with self.replacing:  # in the order they came
             problem, serves = "", bool(self.models.served)
             try:
-                await asyncio.to_thread(self.models.update, replace(self.models.settings, **config))
+                told = {name: value for name, value in config.items() if name != ASKED}
+                await asyncio.to_thread(self.models.update, replace(self.models.settings, **told))
             except Exception as error:
                 logging.getLogger(__name__).exception("the models could not be replaced")
                 problem = str(error)
@@ -153,6 +155,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     """
     args = dict(args)
     replicas, cpus = str(args.pop("replicas", 1)), args.pop("cpus_per_replica", 1)
+    asked = {ASKED: args.pop(ASKED)} if ASKED in args else {}
     settings = vars(ServeSettings(**args))
     ongoing = settings["slots"] + settings["queue"]
     least, _, most = replicas.partition("-")
@@ -176,7 +179,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
         # /metrics counts requests; a line for each drowns the rest
         logging_config={"enable_access_log": False},
-        user_config={name: settings[name] for name in IN_PLACE} if settings["models"] else None,
+        user_config={name: settings[name] for name in IN_PLACE} | asked if settings["models"] else None,
         version=hashlib.sha256(json.dumps([own, cpus, gpus], sort_keys=True).encode()).hexdigest()[
             :16
         ],  # else each deployment means new replicas
@@ -250,13 +253,13 @@ def start(host: str, port: int, request_timeout: float) -> None:
 
 
 def _deploy(args: dict[str, Any], patience: float) -> None:
-    config = {name: args.get(name, {}) for name in IN_PLACE}
+    config = {name: args.get(name, {}) for name in IN_PLACE} | {ASKED: time.time()}
     board, noted = _board(), {}
     # What was said of the same models before; replicas say every few seconds what they have. The board may be
     # a process that is just being made.
     ray.get(board.forget.remote(), timeout=patience)
     with quiet():
-        target = serve.RunTarget(build(args), name=APP, route_prefix="/")
+        target = serve.RunTarget(build(args | config), name=APP, route_prefix="/")
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +39,7 @@ class Served:
     engine: Engine | EngineProcess
     tokenizer: PreTrainedTokenizerFast
     loaded: float  # when, in seconds since 1970
+    written: int = 0  # when its files were, before it was loaded (`_written`)
 
     @property
     def has_values(self) -> bool:
@@ -82,7 +84,7 @@ class Models:
             after: dict[str, Served] = {}
             try:
                 for name, path in settings.models.items():
-                    stays = same and name in before and before[name].checkpoint == resolve(path)
+                    stays = same and name in before and _is_same(before[name], resolve(path))
                     after[name] = before[name] if stays else self._load(name, path, settings)
             except BaseException:
                 for new in after.values():
@@ -152,6 +154,7 @@ class Models:
                 "chat"
             )
         place = resolve(checkpoint)
+        written = _written(place)
         options = {name: getattr(settings, name) for name in SIZES}
         engine = (
             EngineProcess(place, threads=settings.threads, died=self.died, **options)
@@ -160,4 +163,15 @@ class Models:
         )
         method = method_name(engine.method)
         logging.getLogger(__name__).info("model %s: %s, %s", name, place, method)
-        return Served(name, place, method, engine, load_tokenizer(place), time.time())
+        return Served(name, place, method, engine, load_tokenizer(place), time.time(), written)
+
+
+def _is_same(model: Served, place: str) -> bool:
+    """Is what is there now what was loaded? One whose files are gone stays."""
+    return model.checkpoint == place and _written(place) in (model.written, 0)
+
+
+def _written(place: str) -> int:
+    """When the newest of a checkpoint's files was written, in nanoseconds since 1970; 0 without files."""
+    files = Path(place).iterdir() if Path(place).is_dir() else ()
+    return max((path.stat().st_mtime_ns for path in files), default=0)

@@ -1,5 +1,6 @@
 """What may go wrong between the engine's thread, the event loop and whoever watches them."""
 
+import shutil
 import threading
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from rl_dialog.evaluation.generation import Decoding, generate_replies
 from rl_dialog.methods import BC
 from rl_dialog.serving.batch import Ask
 from rl_dialog.serving.engine import Closed
+from rl_dialog.serving.served import Models
 from tests.serving.conftest import until
 
 TALK = [{"role": "user", "content": "hello there"}]
@@ -48,6 +50,21 @@ def test_a_model_replaced_between_prompt_and_engine_reads_a_prompt_of_its_own(
         assert answer["choices"][0]["message"]["content"] == reply.text.replace("\0", "\ufffd")
         (dialog,) = store.dialogs()
         assert dialog.meta["checkpoint"] == str(tmp_path / "other")
+
+
+def test_another_model_in_the_same_folder_is_loaded_when_models_are_set_again(settings, checkpoints):
+    settings = replace(settings, models={"bot": checkpoints["bc"]}, drain=0)
+    models = Models(settings)
+    first = models.served["bot"]
+    models.update(replace(settings, split={"bot": 1.0}))
+    assert models.served["bot"] is first
+    shutil.copytree(checkpoints["ilql"], checkpoints["bc"], dirs_exist_ok=True)
+    models.update(settings)
+    assert models.served["bot"].method == "ilql"
+    shutil.rmtree(checkpoints["bc"])
+    models.update(settings)
+    assert models.served["bot"].method == "ilql", "it is in memory"
+    models.close()
 
 
 def test_an_engine_that_was_idle_for_long_is_not_late_with_its_first_request(serve):
