@@ -193,12 +193,12 @@ def as_typed_here(text: str) -> str:
 
 def typed_command(verb: str, config: Any, names: Sequence[str]) -> str:
     """What was typed, as far as these settings tell: those that are not the usual ones."""
-    words, usual = [f"python -m pipelines.{verb}"], type(config)()
+    words, usual = [], type(config)()
     for name in names:
         if (value := getattr(config, name)) != getattr(usual, name):
             values = value if isinstance(value, tuple) else (value,)
             words += [f"--{name}", *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
-    return " ".join(words)
+    return f"python -m pipelines.{verb} {shlex.join(words)}".rstrip()
 
 
 def _program(path: Path) -> str:

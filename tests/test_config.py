@@ -1,6 +1,7 @@
 """YAML first, flags second, everything else an error that names the key and the nearest known one."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,7 +11,16 @@ from typing import Literal
 import pytest
 import yaml
 
-from rl_dialog.config import ConfigError, changed, from_dict, load_config, read_yaml, save_config, to_dict
+from rl_dialog.config import (
+    ConfigError,
+    changed,
+    from_dict,
+    load_config,
+    read_yaml,
+    save_config,
+    to_dict,
+    typed_command,
+)
 from rl_dialog.run import run
 
 ROOT = Path(__file__).parent.parent
@@ -441,6 +451,13 @@ def test_a_missing_required_field_is_named():
 
     with pytest.raises(ConfigError, match="here: .*'out'"):
         from_dict(Needs, {}, where="here")
+
+
+def test_a_command_can_be_typed_again(load):
+    config = Config(data="my logs", seed=3)
+    command = typed_command("train", config, ("data", "seed", "limit"))
+    assert command == "python -m pipelines.train --data 'my logs' --seed 3"
+    assert load(*shlex.split(command)[3:]) == config
 
 
 # --- run ----------------------------------------------------------------------------------------------------

@@ -184,11 +184,9 @@ def _rewards(one: Run) -> tuple[dict[str, float], dict[str, float]]:
 
 def _error(one: Run) -> str:
     path = one.folder / ERROR
-    return (
-        path.read_text(encoding="utf-8").strip().splitlines()[-1][:300]
-        if path.is_file()
-        else "its process died"
-    )
+    said = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    # a full disk leaves the file empty
+    return said.splitlines()[-1][:300] if said else "its process died"
 
 
 def _scale(normaliser: dict[str, Any], component: dict[str, Any]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -256,15 +257,15 @@ def _winner(
         " ".join(
             [
                 "python -m pipelines.chat --checkpoint",
-                str(out / BEST),
+                shlex.quote(str(out / BEST)),
                 *best_trial.chat.split(),
                 f" # its checkpoint, of seed {best_trial.seed}",
             ]
         )
     )
     commands.append(
-        f"python -m pipelines.{best_trial.verb} --config {out / BEST}/{best_trial.verb}.yaml --output_dir "
-        "runs/again  # the same run"
+        f"python -m pipelines.{best_trial.verb} --config "
+        f"{shlex.quote(f'{out / BEST}/{best_trial.verb}.yaml')} --output_dir runs/again  # the same run"
     )
     return Section("What is best", text, commands=commands)
 

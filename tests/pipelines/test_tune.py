@@ -176,6 +176,15 @@ def test_a_wrong_online_sweep_is_refused_before_anything_starts(tmp_path, why) -
     assert not (tmp_path / "out").exists()
 
 
+def test_a_trial_that_could_not_say_why_it_failed_is_listed(tmp_path: Path) -> None:
+    """As on a full disk, where its error.txt is there and empty."""
+    config = stages.LEARNING["online"].config_of(tmp_path, tmp_path / "rloo", 0, ["--method", "rloo"])
+    (tmp_path / "rloo").mkdir()
+    (tmp_path / "rloo" / "error.txt").touch()
+    told = trial_of(Point({"method": "rloo"}), Run("rloo", 0, config))
+    assert (told.how, told.error) == ("failed", "its process died")
+
+
 @pytest.mark.slow
 def test_a_trial_of_online_that_failed_goes_on_from_its_checkpoint(checkpoints, tmp_path) -> None:  # noqa: ANN001
     """With the report that its last evaluation made, to the bits of one that nothing interrupted."""
