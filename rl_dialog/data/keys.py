@@ -109,9 +109,10 @@ class Keys:
         sees the chats of the old one."""
         name_of(name, "name of a key")
         scopes = _scopes_of(scopes)
-        if type(requests_per_minute) is not int or requests_per_minute < 1:
+        if type(requests_per_minute) is not int or not 1 <= requests_per_minute < 2**31:  # of its column
             raise UserError(
-                f"expected a whole number of at least 1 as requests_per_minute, got {requests_per_minute!r}"
+                "expected a whole number of at least 1 as requests_per_minute, and below 2,147,483,648, got "
+                f"{requests_per_minute!r}"
             )
         key = "sk-rl-" + secrets.token_urlsafe(32)
         row = {"name": name, "hash": _hash(key), "scopes": " ".join(scopes)}

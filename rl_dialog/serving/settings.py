@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.config import at_least
 from rl_dialog.data.database import SECRET, database_url, shown_url
 from rl_dialog.data.store import Store
 from rl_dialog.errors import UserError
@@ -108,9 +109,8 @@ def check_settings(settings: ServeSettings) -> None:
     """Raises UserError for what cannot be served, before anything is loaded."""
     if not settings.models:
         raise UserError("expected at least one model, e.g. --models ilql=runs/ilql")
-    for name in ("max_tokens", "most_tokens", "max_prompt_length"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"{name}: expected at least 0, got {getattr(settings, name)}")
+    at_least(settings, max_tokens=0, most_tokens=0, max_prompt_length=0, threads=0, drain=0)
+    at_least(settings, max_body_bytes=1, request_timeout=0.1)
     for name, weight in settings.split.items():
         if name not in settings.models:
             raise UserError(f"split: expected names of models ({', '.join(settings.models)}), got {name!r}")

@@ -68,6 +68,11 @@ def test_keys_come_and_go(url):
             {"models": ("a=x",), "host": "0.0.0.0"},
             "host 0.0.0.0: expected API keys before others can reach the server",
         ),
+        ({"models": ("a=x",), "request_timeout": 0.0}, "--request_timeout of at least 0.1, got 0.0"),
+        ({"models": ("a=x",), "max_body_bytes": 0}, "--max_body_bytes of at least 1, got 0"),
+        ({"models": ("a=x",), "threads": -2}, "--threads of at least 0, got -2"),
+        ({"models": ("a=x",), "drain": -1.0}, "--drain of at least 0, got -1.0"),
+        ({"new_key": "q", "requests_per_minute": 10**20}, "requests_per_minute, and below 2,147,483,648"),
         ({"models": ("a=x",), "store": "mysql://x"}, "expected the URL of an SQLite or PostgreSQL store"),
     ],
 )
