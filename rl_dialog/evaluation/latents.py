@@ -3,9 +3,11 @@ latents, and what the latents say.
 
     log p(x) >= E log 1/K sum_k w_k,   w_k = p(x | z_k) p(z_k) / q(z_k | x),   z_k ~ q     (Burda et al. 2016)
 
-The bound rises to log p(x) with K. x are the replies of one row, one conversation most often; averaging over
-a whole batch first, as the code of 2019 did, is a looser bound. A policy that acts by values has no
-posterior of what it says: there q is the prior, and w_k = pi(x | z_k).
+The bound rises to log p(x) with K. x is one reply: the latents of messages know of each other only by words,
+so log p of a conversation is the sum over its replies, and the bound is as tight in a long one as in a short
+one. A latent of the whole conversation (VHCR) joins them: there x are all replies of one row, and the bound
+is looser the more there are. Averaging over a whole batch first, as the code of 2019 did, is looser still. A
+policy that acts by values has no posterior of what it says: there q is the prior, and w_k = pi(x | z_k).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rl_dialog.data.batch import Batch, collate
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import TOKENS_PER_BATCH, LoggedReplies, per_decision, row_batches
 from rl_dialog.models.latents import LatentTerms, latent_seeds
+from rl_dialog.models.message_chunk import Chunk
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.seeded_noise import derived
 
@@ -48,13 +51,16 @@ def latent_figures(policy: Policy, logged: LoggedReplies, *, draws: int = DRAWS)
         if not batch.decisions:
             continue
         seeds = derived(torch.tensor(indices, device=policy.device), 0)
-        weights, terms = [], None
+        weights, terms, part = [], None, _joined(policy, batch)
         for k in range(draws):
             batch.noise = latent_seeds(derived(seeds, k))
-            of_draw, terms = _weights(policy, batch)
+            of_draw, terms = _weights(policy, batch, part)
             weights.append(of_draw)
-        together = torch.stack(weights).double().logsumexp(0) - np.log(draws)  # (2, B)
-        found.nll[indices], found.lm_nll[indices] = -together.cpu().numpy()
+        together = torch.stack(weights).double().logsumexp(0) - np.log(draws)  # (2, X)
+        row = torch.empty(together.shape[1], dtype=torch.int64, device=policy.device)
+        row[part] = batch.rows
+        sums = together.new_zeros(2, len(indices)).index_add(1, row, together)
+        found.nll[indices], found.lm_nll[indices] = -sums.cpu().numpy()
         found.tokens[indices] = np.bincount(batch.rows.cpu().numpy(), minlength=len(indices))
         for place, i in enumerate(indices) if terms is not None else ():
             mine = terms.rows == place
@@ -62,8 +68,20 @@ def latent_figures(policy: Policy, logged: LoggedReplies, *, draws: int = DRAWS)
     return found
 
 
-def _weights(policy: Policy, batch: Batch) -> tuple[Tensor, LatentTerms | None]:
-    """(2, B) log w of the policy and of its plain LM for one draw of each row."""
+def _joined(policy: Policy, batch: Batch) -> Tensor:
+    """(N,) which x each decision is of, in reading order: its message, or where a latent of the conversation
+    joins these, its row."""
+    if policy.config.conversation_latent:
+        x = batch.rows
+    else:
+        ends = torch.tensor(policy.config.message_end_ids, device=policy.device)
+        chunk = Chunk.of(batch.input_ids, batch.attention_mask, ends)
+        x = batch.rows * chunk.width + chunk.said_from.flatten()[batch.states[: batch.decisions]]
+    return x.unique_consecutive(return_inverse=True)[1]
+
+
+def _weights(policy: Policy, batch: Batch, part: Tensor) -> tuple[Tensor, LatentTerms | None]:
+    """(2, X) log w of the policy and of its plain LM for one draw of the latents."""
     terms = None
     if policy.method.draws_from_posterior:
         out, terms = policy.inferred(batch)
@@ -71,8 +89,13 @@ def _weights(policy: Policy, batch: Batch) -> tuple[Tensor, LatentTerms | None]:
         out = policy.outputs(batch)
     figures = per_decision(policy, None, batch, out)
     logp = torch.stack([figures["logp"], figures["lm_logp"]]).float()
-    sums = logp.new_zeros(2, len(batch.input_ids)).index_add(1, batch.rows, logp)
-    return sums if terms is None else sums + terms.importance, terms
+    sums = logp.new_zeros(2, int(part[-1]) + 1).index_add(1, part, logp)
+    if terms is None:
+        return sums, None
+    if terms.conversation_importance is None:
+        return sums + terms.importance, terms  # a message each
+    of_rows = terms.conversation_importance.index_add(0, terms.rows, terms.importance)
+    return sums + of_rows[batch.rows.unique_consecutive()], terms
 
 
 def latent_measures(found: LatentFigures, logged: LoggedReplies) -> dict[str, Measure]:

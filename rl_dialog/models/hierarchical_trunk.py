@@ -340,7 +340,7 @@ class HierarchicalModel(HierarchicalPreTrained):
         posterior = self.posterior(contexts, messages, beside)
         z = posterior.at(draw)
         learned = _messages_with(learning.targets, chunk)
-        importance = ((prior.logp(z) - posterior.logp(z)) * learned).sum(1)
+        importance = (prior.logp(z) - posterior.logp(z))[learned]
         words = None
         if self.words is not None:
             words = self.words(z).tanh().gather(1, _across(chunk.said_from, self.config.hidden_size))
@@ -390,7 +390,7 @@ def _drawn_for(replies: Replies, prior: Normal, chunk: Chunk, numbers: Tensor, c
 
 def _with_conversation(terms: LatentTerms, of_conversation: tuple[Tensor, Tensor]) -> LatentTerms:
     kl, importance = of_conversation
-    return replace(terms, conversation_kl=kl, importance=terms.importance + importance)
+    return replace(terms, conversation_kl=kl, conversation_importance=importance)
 
 
 def _read_messages(chunk: Chunk) -> Tensor:

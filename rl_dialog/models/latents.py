@@ -87,7 +87,9 @@ class LatentTerms:
     rows: Tensor | None = None  # (M,) int64: which row each is of
     conversation_kl: Tensor | None = None  # (B,) nats of each conversation's latent
     words: Tensor | None = None  # (B, T, H) what the bag of words is predicted from
-    importance: Tensor | None = None  # (B,) log p(z) - log q(z | x), summed over a row's latents
+    # log p(z) - log q(z | x) of each message (M,), and of each conversation (B,):
+    importance: Tensor | None = None
+    conversation_importance: Tensor | None = None
     contexts: Tensor | None = None  # (M', H) behind the messages that teachers speak of
 
     @property

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.fqe import FQE
@@ -17,7 +18,9 @@ from rl_dialog.evaluation.scoring import logged_replies, score_replies
 from rl_dialog.evaluation.summary import FIGURES, RunResult
 from rl_dialog.methods import BC, ILQL
 from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.latents import latent_seeds
 from rl_dialog.models.policy import Policy
+from rl_dialog.models.seeded_noise import derived
 
 
 def make(tokenizer, family="vhred", method=None) -> Policy:
@@ -75,6 +78,23 @@ def test_more_draws_tighten_the_bound(tokenizer, logged):
     assert measures["kl_per_message"].value == pytest.approx(sum(kl.sum() for kl in again.kl) / 6)
     variance = np.concatenate(again.means).var(0)
     assert measures["active_units"].value == (variance > 0.01).sum()
+
+
+@torch.no_grad()
+def test_replies_of_a_long_conversation_are_averaged_each_by_itself(tokenizer, logged):
+    """Their latents know of each other only by words, so log p is a sum over replies, and so is its bound."""
+    policy, row, draws = make(tokenizer), logged.rows[2], 5
+    weights = []
+    for k in range(draws):
+        batch = collate([row])
+        batch.noise = latent_seeds(derived(derived(torch.tensor([2]), 0), k))
+        out, terms = policy.inferred(batch)
+        logp = -out.lm.nll(batch.actions)[1]
+        weights.append(torch.zeros(3).index_add(0, batch.reply, logp) + terms.importance)
+    expected = -(torch.stack(weights).logsumexp(0) - np.log(draws)).sum().item()
+    found = latent_figures(policy, logged, draws=draws)
+    assert found.nll[2] == pytest.approx(expected, rel=1e-5)
+    assert found.lm_nll[2] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
