@@ -4,8 +4,8 @@
     token          <u>   hi   <end>     <a>   hello   <end>
     place          .     .    0         .     .       1        the last token of a message
 
-A hierarchical model that has read the token at a message's place predicts what the teachers said of that
-message (models/message_heads.py).
+A hierarchical model that has read the token at a message's place, the one by which the template ends it,
+predicts what the teachers said of that message (models/message_heads.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def in_rows(
     """The messages of a dialog in its rows. Each is in one row only, the first that has all of it: what rows
     repeat as context must not count twice.
 
-    starts, ends: the first token of each of the dialog's messages, and one past the last that ends it.
+    starts, ends: the first token of each of the dialog's messages, and one past the one that ends it.
     windows: of each row how many tokens of the beginning stand in front, the first token behind these, and
     the row's length.
     """

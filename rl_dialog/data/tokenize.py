@@ -17,6 +17,7 @@ long way is taken.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -291,10 +292,7 @@ class _Rendered:
     """A whole dialog as tokens, with the token spans of its replies."""
 
     input_ids: np.ndarray  # (T,)
-    # First token of every message, its header included, and one past the last token that ends it; both empty
-    # unless asked for
-    starts: list[int]
-    ends: list[int]
+    starts: list[int]  # first token of every message, its header included; empty unless asked for
     actions: dict[int, int]  # reply -> the first token the assistant wrote in it
     action_ends: dict[int, int]  # reply -> one past the last token it wrote (end of turn included)
 
@@ -324,7 +322,7 @@ def tokenize(
     rewards = {i: math.nan if reward is None else float(reward) for i, reward in logged.items()}
     if len(rendered.input_ids) <= max_length:
         rows = [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
-        return _with_teachers(rows, rendered, [(0, 0)], taught)
+        return _with_teachers(rows, rendered, [(0, 0)], taught, tokenizer)
     rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
     states_after = [
         *(rendered.actions[i] for i in replies[1:]),
@@ -343,18 +341,35 @@ def tokenize(
             )
         )
         begins.append((system, start))
-    return _with_teachers(rows, rendered, begins, taught)
+    return _with_teachers(rows, rendered, begins, taught, tokenizer)
 
 
 def _with_teachers(
-    rows: list[Row], r: _Rendered, begins: list[tuple[int, int]], taught: Taught | None
+    rows: list[Row],
+    r: _Rendered,
+    begins: list[tuple[int, int]],
+    taught: Taught | None,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> list[Row]:
     """The rows with what teachers say; begins: the tokens in front of each, and the first one behind them."""
     if taught is None:
         return rows
     windows = [(*begin, len(row.input_ids)) for begin, row in zip(begins, rows, strict=True)]
-    each = in_rows(taught, r.starts, r.ends, windows)
+    each = in_rows(taught, r.starts, _read_by(r, message_ends(tokenizer)), windows)
     return [replace(row, taught=mine) for row, mine in zip(rows, each, strict=True)]
+
+
+def _read_by(r: _Rendered, ends: Sequence[int]) -> list[int]:
+    """Of each message one past the token that ends it: the last such one in it, or where the template ends it
+    with the header of the next one, the first behind it; past all tokens where none does."""
+    length = len(r.input_ids)
+    places = [*np.flatnonzero(np.isin(r.input_ids, ends)).tolist(), length]
+    read = []
+    for start, stop in itertools.pairwise([*r.starts, length]):
+        behind = bisect_left(places, stop)
+        inside = behind and places[behind - 1] >= start
+        read.append(places[behind - 1 if inside else behind] + 1)
+    return read
 
 
 def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> int:
@@ -454,9 +469,7 @@ def _render(
         n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()
     }
     starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or lengths else []
-    spans = [(start, stops[n]) for n, start in enumerate(starts)]
-    message_stops = [_end_of_turn(ids, *span, tokenizer.eos_token_id) for span in spans]
-    return _Rendered(ids, starts, message_stops, actions, action_ends)
+    return _Rendered(ids, starts, actions, action_ends)
 
 
 Lengths = tuple[

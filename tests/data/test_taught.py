@@ -70,6 +70,21 @@ def test_each_message_is_taught_where_it_ends(tokenizer, monkeypatch, template, 
     assert plain.taught is None and np.array_equal(plain.input_ids, row.input_ids)
 
 
+def test_a_message_is_taught_where_the_next_header_ends_it(tokenizer, monkeypatch):
+    """Some templates end what the user says only with the header of the reply (Falcon 3, DeepSeek): before it
+    a model that reads message by message has not read that message. The last one here is never read."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{{ m.content }}<|end|>{% else %}"
+        "<|user|>{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    dialog = talk("hi", "hello you", "yes", "no", "hello")
+    [row] = tokenize(dialog, tokenizer, taught=numbered(dialog))
+    assert row.taught.emotions[:, 0].tolist() == [0, 1, 2, 3]
+    ends = tokenizer.convert_ids_to_tokens(row.input_ids[row.taught.places])
+    assert ends == ["<|assistant|>", "<|end|>"] * 2
+
+
 @pytest.mark.parametrize("turns", [6, 40])  # a long dialog is rendered in another way
 @pytest.mark.parametrize("truncated", [False, True])
 def test_cut_rows_keep_alignment_and_teach_each_message_once(tokenizer, turns, truncated):
