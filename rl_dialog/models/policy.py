@@ -63,9 +63,12 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.output_layer = OutputLayer.of(lm)
         speed_up(lm)
         has_heads = method.heads.q or method.heads.v or method.heads.utterance_q
-        if (
-            config.value_trunk == "auto" or method.proposals
-        ):  # proposals are read by the frozen LM, and so is what is compared with them
+        if method.proposals and config.value_trunk == "separate":
+            raise UserError(
+                f"{type(method).__name__} reads the frozen LM's hidden states, as its proposals were read: "
+                "expected value_trunk auto or shared, got separate"
+            )
+        if config.value_trunk == "auto":
             shared = config.use_peft or bool(method.proposals) or not has_heads
             config = replace(config, value_trunk="shared" if shared else "separate")
         self.lm, self.method, self.model_config = lm, method, config
@@ -366,12 +369,17 @@ class Policy(PreTrainedModel, GenerationMixin):
 
     def start_training(self) -> Policy:
         """Adds what only training needs: the Polyak copy of the LM, where the method has one. Raises
-        UserError for passes that would be equal."""
+        UserError for passes that would be equal, and for cloning that nothing would learn from."""
         if self.method.target_passes > 1 and not drops(self.lm):
             raise UserError(
                 f"target_passes {self.method.target_passes}: expected a language model with dropout, found "
                 "none, so all passes would be the same; start from a new model with --model.dropout 0.1, or "
                 "from one whose config has dropout"
+            )
+        if self.model_config.detach_lm and self.has_adapters:
+            raise UserError(
+                "detach_lm lets the output layer alone learn the words, but LoRA freezes it: leave out "
+                "--model.detach_lm or --model.use_peft"
             )
         if self.method.heads.lm_target and self.lm_target is None:
             self.lm_target = copy.deepcopy(self.lm).requires_grad_(False)
@@ -571,3 +579,8 @@ def _add_lora(lm: PreTrainedModel, config: ModelConfig) -> None:
             f"--model.lora_target_modules {names}: expected layers of a {type(lm).__name__} that LoRA can "
             f"adapt ({error})"
         ) from error
+    if any("lora_" in name for name, _ in lm.get_output_embeddings().named_parameters()):
+        raise UserError(
+            f"--model.lora_target_modules {names}: expected layers below the output layer, whose weights are "
+            "read without adapters, got it among them: leave it out"
+        )

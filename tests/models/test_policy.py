@@ -26,7 +26,7 @@ from transformers import (
 from rl_dialog.data import beginnings
 from rl_dialog.data.batch import collate
 from rl_dialog.errors import UserError
-from rl_dialog.methods import BC, ILQL, UtteranceILQL, WayOffPolicy
+from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL, WayOffPolicy
 from rl_dialog.methods.scores import Dense
 from rl_dialog.models import policy as policy_module
 from rl_dialog.models.checkpoint import freeze_prior, save_policy
@@ -762,6 +762,29 @@ def test_a_target_trunk_cannot_follow_adapters(make_policy):
     ):
         make_policy(ILQL(), target="separate", peft=True)
     assert make_policy(ILQL(), trunk="separate", target="separate", peft=True).target_trunk is not None
+
+
+def test_proposals_are_valued_where_they_are_read(make_policy):
+    """A trunk of CHAI's own would read other features than those of the proposals."""
+    with pytest.raises(UserError, match="CHAI reads the frozen LM's .*: expected value_trunk auto or shared"):
+        make_policy(CHAI(), trunk="separate")
+    assert make_policy(CHAI(), trunk="auto").value_trunk is None
+
+
+@pytest.mark.parametrize("method", [BC(), ILQL()], ids=["bc", "ilql"])
+def test_nothing_clones_in_an_output_layer_below_adapters(make_policy, method):
+    policy = make_policy(method, peft=True)
+    policy.model_config = replace(policy.model_config, detach_lm=True)
+    with pytest.raises(UserError, match="leave out --model.detach_lm or --model.use_peft"):
+        policy.start_training()
+
+
+def test_adapters_lie_below_the_output_layer(tokenizer):
+    config = ModelConfig(
+        family="llama", layers=1, width=32, attention_heads=2, use_peft=True, lora_target_modules="lm_head"
+    )
+    with pytest.raises(UserError, match="lm_head: expected layers below the output layer"):
+        Policy(load_lm(config, tokenizer), BC(), config)
 
 
 def test_a_hard_update_copies(make_policy):
