@@ -445,16 +445,16 @@ class Trainer:
         return max(3 * self.steps_per_epoch, least)
 
     @torch.no_grad()
-    def _measure(self, batches: Sequence[Batch]) -> None:
+    def _measure(self, batches: Sequence[Batch], *, counted: bool = True) -> None:
         """Gives every batch what the method measures in all of them, on all workers, before any of them is
-        learned from."""
+        learned from. Those that are not `counted` are copies of what another worker has."""
         if not self.policy.method.measures:
             return
         if self.policy.method.uses_prior and self.policy.has_latents:  # what it says depends on the noise
             for batch in batches:
                 batch.prior_logp = self.objective.prior_logp(batch)
         measured = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
-        measured = self._sum_over_workers(measured)
+        measured = self._sum_over_workers(measured if counted else 0 * measured)
         for batch in batches:
             batch.measured = measured
 
@@ -620,7 +620,7 @@ class Trainer:
             self.eval_rows
         )  # few rows: this worker has none, and still must name the sums that all add up
         index_ranges = [range(min(size, len(self.eval_rows)))] if idle else index_ranges
-        measured = self._measured(index_ranges)
+        measured = self._measured(index_ranges, counted=not idle)
         for number, indices in enumerate(index_ranges):
             batch = self._collate(indices, self.eval_rows, len(self.train_rows))
             batch.measured = None if measured is None else measured[number]
@@ -643,12 +643,12 @@ class Trainer:
             wait_for_the_first()
         return metrics
 
-    def _measured(self, index_ranges: Sequence[range]) -> list[Any] | None:
+    def _measured(self, index_ranges: Sequence[range], *, counted: bool) -> list[Any] | None:
         """What the method measures of each batch of evaluation rows; None where it measures nothing."""
         if not self.policy.method.measures or not self.eval_rows:
             return None
         batches = [self._collate(indices, self.eval_rows, len(self.train_rows)) for indices in index_ranges]
-        self._measure(batches)
+        self._measure(batches, counted=counted)
         return [batch.measured for batch in batches]
 
     def _evaluate_and_save(self, log: Logger | None) -> dict[str, float]:

@@ -11,10 +11,12 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -294,6 +296,38 @@ def test_kto_s_divergence_is_that_of_the_whole_update(tmp_path: Path) -> None:
         return sum(trainer.objective(batch)[0].item() for batch in batches)
 
     assert total([0, 1, 2, 3], [4, 5], [6, 7]) == pytest.approx(total(list(range(8))), rel=1e-5)
+
+
+def test_a_worker_without_held_out_rows_adds_nothing_to_kto_s_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three workers share two batches of held-out rows, as threads that wait for one another's sums."""
+    monkeypatch.setattr("rl_dialog.training.loop.wait_for_the_first", lambda: None)
+    trainers = []
+    for rank in range(4):
+        trainer = make_trainer(
+            tmp_path / str(rank), "kto", TrainerConfig(per_device_train_batch_size=8, report_to="none")
+        )
+        trainer._prior_logp = [logp - 3.0 for logp in trainer._prior_logp]
+        trainers.append(trainer)
+    alone, *workers = trainers
+    assert len(alone.eval_rows) == 2 * 14
+    said, together = [torch.empty(0)] * 3, Barrier(3)
+
+    def evaluated(rank: int) -> dict[str, float]:
+        def summed(value: torch.Tensor) -> torch.Tensor:
+            said[rank] = value
+            together.wait(20)
+            total = sum(said)
+            together.wait(20)
+            return total
+
+        workers[rank].rank, workers[rank].world, workers[rank]._sum_over_workers = rank, 3, summed
+        return workers[rank]._evaluation()
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(evaluated, range(3)))
+    assert found == [pytest.approx(alone._evaluation(), rel=1e-5)] * 3
 
 
 def test_kto_s_divergence_has_dropout_whatever_came_before_the_update(
