@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from envs.text_world import ALONE, Message, Player, most_turns, play, restore, snapshot
-from rl_dialog.data.schema import ROLES, read_jsonl
+from rl_dialog.data.schema import ROLES, TEXT, can_be_encoded, failure_of, read_jsonl
 from rl_dialog.errors import UserError
 
 MakeWorld = Callable[[], Any]
@@ -34,7 +34,7 @@ MEASURED = 32  # episodes behind a scripted player's mean
 CHILD_SECONDS = 120.0  # after which another process that plays the same episodes is given up
 NONE = "the class brings none"
 # messages, reward, terminated, truncated, role, why it failed
-Step = tuple[list[Message], Any, bool, bool, str, str]
+Step = tuple[list[Message], Any, bool, bool, str, str | None]
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Babbler:
 def episode_steps(world: Any, player: Player, seed: int) -> Iterator[Step]:
     """The episode of a seed, a step at a time, and before them how it began."""
     messages, info = world.reset(seed=seed)
-    yield copy.deepcopy(messages), 0.0, False, False, info.get("role", ALONE), info.get("failed") or ""
-    if info.get("failed") is None:
+    yield copy.deepcopy(messages), 0.0, False, False, info.get("role", ALONE), failure_of(info)
+    if failure_of(info) is None:
         yield from _going_on(world, player, messages, most_turns(world))
 
 
@@ -98,9 +98,9 @@ def _going_on(world: Any, player: Player, messages: list[Message], most: int) ->
     role = ALONE
     for _ in range(most):
         messages, reward, terminated, truncated, info = world.step(player(messages))
-        role, failed = info.get("role", role), info.get("failed") or ""
+        role, failed = info.get("role", role), failure_of(info)
         yield copy.deepcopy(messages), copy.copy(reward), terminated, truncated, role, failed
-        if terminated or truncated or failed:
+        if terminated or truncated or failed is not None:
             return
 
 
@@ -161,7 +161,7 @@ def _check_episode(make_world: MakeWorld, seed: int, spoke: set[str], paid: set[
     role, several = ALONE, "role" in info
     seen: dict[str, list[Message]] = {}
     for _ in range(most_turns(world)):
-        if info.get("failed") is not None:
+        if failure_of(info) is not None:
             return True
         role = info.get("role", role)
         _expect(isinstance(role, str), "text as info['role']", role)
@@ -190,6 +190,7 @@ def _check_messages(where: str, messages: Any) -> None:
             message.get("content") is None and message.get("tool_calls")
         )
         _expect(said, f"messages of {where} with text as `content`", message)
+        _expect(can_be_encoded(message["content"] or ""), f"in messages of {where} {TEXT}", message)
 
 
 def _check_step(stepped: Any, given: list[Message], role: str, seen: dict[str, list[Message]]) -> None:
@@ -216,7 +217,7 @@ def _check_step(stepped: Any, given: list[Message], role: str, seen: dict[str, l
         _expect(one is None or _finite(one), "a finite number or None as the reward", one)
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         _expect(isinstance(value, bool | np.bool_), f"true or false as {name}", value)
-    if info.get("failed") is not None:
+    if failure_of(info) is not None:
         told = isinstance(info["failed"], str) and info["failed"]
         _expect(told, "words that say why it failed in info['failed']", info["failed"])
         _expect(truncated and not terminated, "a failed step to be truncated", (terminated, truncated))

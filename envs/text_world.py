@@ -17,7 +17,7 @@ reply, as the assistant's, and what the world says to it. The world may have wor
     terminated   the world is at its end: nothing can be earned any more
     truncated    it was cut off, so that what would have followed is worth something
     failed       the world broke (a server is gone, an opponent crashed): `info["failed"]` says why, and
-                 `truncated` is true. `reset` can say so too. None there is no failure
+                 `truncated` is true. `reset` can say so too. None and False say that nothing failed
     unscored     a reward was None
 
 The last two have no return: they are counted apart and stand in no mean. An exception out of `reset` or
@@ -56,7 +56,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rl_dialog.data.schema import Dialog, View, end_of
+from rl_dialog.data.schema import Dialog, View, end_of, failure_of
 
 Message = dict[str, Any]
 Player = Callable[[list[Message]], str]  # what the player sees, its own replies as the assistant's -> a reply
@@ -122,16 +122,17 @@ def play(
     """
     messages, info = world.reset(seed=seed)
     name = type(world).__name__
-    role, infos, terminated, failed = info.get("role", ALONE), [], False, info.get("failed")
-    over = failed is not None
+    role, infos, terminated, failed = info.get("role", ALONE), [], False, failure_of(info)
     told = dict(info.get("meta", {}))
     views: dict[str, View] = {role: View(list(messages))}
     where = f"{name}, episode whose seed is {seed}"
+    over = failed is not None
     while not over:
         reply = (players[role] if isinstance(players, Mapping) else players)(messages)
         messages, reward, terminated, truncated, info = world.step(reply)
         infos.append(info)
-        failed, told = info.get("failed"), told | info.get("meta", {})
+        failed = failure_of(info)
+        told |= info.get("meta", {})
         spoke, role = role, info.get("role", role)
         said = {"role": "assistant", "content": reply}
         views[spoke].say(messages if role == spoke else [*views[spoke].messages, said], where)
@@ -140,9 +141,8 @@ def play(
         for each, seen in info.get("views", {}).items():
             views.setdefault(each, View()).see(seen, where)
         for each, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
-            views.setdefault(each, View()).earn(None if failed is not None else value)
-        last = len(infos) >= (max_turns or most_turns(world))
-        over = terminated or truncated or failed is not None or last
+            views.setdefault(each, View()).earn(value if failed is None else None)
+        over = terminated or truncated or len(infos) >= (max_turns or most_turns(world)) or failed is not None
     how = {"terminated": terminated, "failed": failed, "seed": seed, "told": told}
     return _played(name, views, infos, **how)
 

@@ -21,6 +21,7 @@ from envs.adapters import Adapter, reasoning_gym_world, textarena_game
 from envs.adapters.logs import played
 from envs.conformance import check_world
 from envs.text_world import play
+from rl_dialog.data.schema import failure_of
 from rl_dialog.errors import UserError
 
 EPISODES = 8  # behind a mean
@@ -92,7 +93,7 @@ def _at_a_loss(world: Any) -> bool:
         return False
     for seed in range(TWICE):
         _, info = world.reset(seed=seed)
-        if "failed" not in info and world.game.legal(world.random_move(random.Random(seed))):
+        if failure_of(info) is None and world.game.legal(world.random_move(random.Random(seed))):
             return False
     return True
 

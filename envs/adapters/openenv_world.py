@@ -35,6 +35,7 @@ import httpx
 
 from envs.adapters.textarena_game import fresh_seed
 from envs.text_world import MAX_TURNS, Message
+from rl_dialog.data.schema import failure_of
 from rl_dialog.errors import UserError
 
 SECONDS, CONNECT_SECONDS = 60.0, 10.0
@@ -78,7 +79,7 @@ class OpenEnvWorld:
             answer = self._ask({"type": "reset", "data": {"seed": self.seed}})
             self._hear(answer)
             told = _metadata(answer)
-            failed = told.get("failed")
+            failed = failure_of(told)
         except Gone as gone:
             failed = str(gone)
         if not self.messages:
@@ -97,11 +98,11 @@ class OpenEnvWorld:
         self.replies.append(reply)
         self._hear(answer)
         told = _metadata(answer)
-        truncated = bool(told.get("truncated")) or told.get("failed") is not None
+        truncated = bool(told.get("truncated")) or failure_of(told) is not None
         done = bool(answer.get("done")) and not truncated
         if reward is None and not _is_ours(answer) and not done and not truncated:
             reward = 0.0  # another's server may leave it out until the end
-        return list(self.messages), reward, done, truncated, _metadata_info(told.get("failed"), told)
+        return list(self.messages), reward, done, truncated, _metadata_info(failure_of(told), told)
 
     def close(self) -> None:
         """Ends the session."""

@@ -183,6 +183,13 @@ class Dialog:
         )
 
 
+def failure_of(info: Mapping[str, Any]) -> str | None:
+    """Why a world broke, its `info["failed"]`. None where it did not: worlds that always have the key say
+    None or False."""
+    why = info.get("failed")
+    return None if why is False else why
+
+
 def end_of(rewards: Iterable[float | None], *, terminated: bool, failed: bool) -> str:
     """Which of `ENDS` an episode came to: `failed` where its world broke, `unscored` where nobody knows what
     a reply earned. Neither is an episode that earned 0, so neither has a return."""
@@ -247,9 +254,18 @@ def said(message: Mapping[str, Any]) -> str:
     """What a message says: its text, or where it only calls tools the JSON of the calls."""
     return (
         message["content"]
-        if message["content"] is not None
+        if message.get("content") is not None
         else json.dumps(message["tool_calls"], ensure_ascii=False)
     )
+
+
+def can_be_encoded(text: str) -> bool:
+    """Whether UTF-8 has it: half of a character (a lone surrogate) goes into no tokenizer and no file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def harmless(text: str) -> str:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rl_dialog.data.schema import ENDS, Dialog, end_of
+from rl_dialog.data.schema import ENDS, TEXT, Dialog, can_be_encoded, end_of, failure_of, said
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.conversations import Conversations, can_keep
 from rl_dialog.evaluation.generation import (
@@ -314,11 +314,12 @@ class Table:
         if not (isinstance(begun, tuple) and len(begun) == 2 and _are_messages(begun[0]) and begun[0]):
             raise self.broken("reset to return (messages, info)", str(begun)[:200])
         self.messages, info = begun
+        self._expect_text("reset", self.messages)
         self._expect_info("reset", info)
         self.rewards: dict[int, tuple[float | None, Any]] = {}  # message index -> reward, vote
         self.components: dict[int, dict[str, float]] = {}  # message index -> what the reward is made of
         self.replies: list[Reply] = []
-        self.terminated, self.failed = False, info.get("failed")
+        self.terminated, self.failed = False, failure_of(info)
         self.told: dict[str, Any] = info.get("meta", {})  # by the world, for the log
         self.finished, self.role = self.failed is not None, info.get("role")
         self.draws, self.drawings = draws, [self.drawing()] if draws else []
@@ -329,6 +330,7 @@ class Table:
         if not (isinstance(stepped, tuple) and len(stepped) == 5 and _are_messages(stepped[0])):
             expected = "step to return (messages, reward, terminated, truncated, info)"
             raise self.broken(expected, str(stepped)[:200])
+        self._expect_text("step", stepped[0])
         self._expect_info("step", stepped[4])
         rewards = stepped[1].values() if isinstance(stepped[1], Mapping) else [stepped[1]]
         for reward in rewards:
@@ -362,6 +364,11 @@ class Table:
         """Which episode it is, for messages."""
         return f"episode {self.index}, whose seed is {self.seed}"
 
+    def _expect_text(self, what: str, messages: Any) -> None:
+        if not can_be_encoded("\n".join(map(said, messages))):
+            message = next(message for message in messages if not can_be_encoded(said(message)))
+            raise self.broken(f"{TEXT} as messages of {what}", str(message)[:200])
+
     def _expect_info(self, what: str, info: Any) -> None:
         if not isinstance(info, Mapping):
             raise self.broken(f"a dict as info of {what}", repr(info)[:100])
@@ -369,12 +376,17 @@ class Table:
             raise self.broken(f"a dict as info['meta'] of {what}", repr(info["meta"])[:100])
         if not isinstance(info.get("role"), str | None):
             raise self.broken(f"text as info['role'] of {what}", repr(info["role"])[:100])
-        if not isinstance(info.get("failed"), str | None):
+        if not isinstance(failure_of(info), str | None):
             expected = f"text as info['failed'] of {what}, and none where nothing failed"
             raise self.broken(expected, repr(info["failed"])[:100])
         views = info.get("views", {})
         if not (isinstance(views, Mapping) and all(map(_are_messages, views.values()))):
             raise self.broken(f"messages by role as info['views'] of {what}", repr(views)[:100])
+        for seen in views.values():
+            self._expect_text(what, seen)
+        named = info.get("rewards") or {}
+        if not (isinstance(named, Mapping) and all(one is None or _finite(one) for one in named.values())):
+            raise self.broken(f"finite numbers by name as info['rewards'] of {what}", repr(named)[:100])
 
     def drawing(self) -> str:
         """The present state as the world draws it; empty for one that does not."""
@@ -389,11 +401,15 @@ class Table:
         if not grown or self.messages[len(before)]["role"] != "assistant":
             expected = "step to return the conversation so far with the reply added"
             raise self.broken(expected, str(self.messages[-2:])[:200])
-        self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
+        self.failed, self.told = failure_of(info), self.told | info.get("meta", {})
         scored = reward is not None and self.failed is None
-        self.rewards[len(before)] = float(reward) if scored else None, info.get("vote")
+        vote = info.get("vote")
+        vote = vote.item() if isinstance(vote, np.generic) else vote
+        self.rewards[len(before)] = float(reward) if scored else None, vote
         if info.get("rewards"):
-            self.components[len(before)] = info["rewards"]
+            self.components[len(before)] = {
+                name: None if value is None else float(value) for name, value in info["rewards"].items()
+            }
         self.replies.append(reply)
         last = len(self.replies) >= self.max_turns
         self.finished = self.terminated or truncated or last or self.failed is not None
@@ -434,7 +450,12 @@ class Table:
 
 def _are_messages(found: Any) -> bool:
     return isinstance(found, list) and all(
-        isinstance(each, Mapping) and "role" in each and ("content" in each or "tool_calls" in each)
+        isinstance(each, Mapping)
+        and "role" in each
+        and (
+            isinstance(each.get("content"), str)
+            or (each.get("content") is None and bool(each.get("tool_calls")))
+        )
         for each in found
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_dialog.data.schema import TEXT, can_be_encoded
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import Episode, Table, Watch, play_with
 from rl_dialog.evaluation.generation import Message, Reply, stream
@@ -132,4 +133,6 @@ def scripted_reply(player: Player, name: str, table: Table) -> Reply:
     text = says([dict(message) for message in table.messages])
     if not isinstance(text, str):
         raise UserError(f"player {name!r}: expected a reply, a string, got {str(text)[:200]!r}")
+    if not can_be_encoded(text):
+        raise UserError(f"player {name!r}: expected {TEXT} as its reply, got {text[:200]!r}")
     return Reply(text, (), True)

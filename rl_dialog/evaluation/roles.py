@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rl_dialog.data.schema import Dialog, View, end_of
+from rl_dialog.data.schema import Dialog, View, end_of, failure_of
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.episodes import Answers, Episode, Table, Tables, Watch, in_parts
@@ -63,7 +63,7 @@ class SharedTable(Table):
             self.views.setdefault(heard, View()).see(messages, where)
         for role, seen in info.get("views", {}).items():
             self.views.setdefault(role, View()).see(seen, where)
-        self.failed, self.told = info.get("failed"), self.told | info.get("meta", {})
+        self.failed, self.told = failure_of(info), self.told | info.get("meta", {})
         for role, value in (reward if isinstance(reward, Mapping) else {spoke: reward}).items():
             self.views.setdefault(role, View()).earn(None if self.failed is not None else value)
         self.spoke = spoke

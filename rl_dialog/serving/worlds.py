@@ -26,8 +26,10 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
+from rl_dialog.data.schema import failure_of
 from rl_dialog.web_server import LOOPBACK
 
 MAX_TURNS = 64  # replies after which an episode is cut off whose world does not say
@@ -84,7 +86,7 @@ class Session:
         messages, info = self.world.reset(seed=seed)
         self.episode, self.turns = str(data.get("episode_id") or uuid.uuid4()), 0
         self.role = info.get("role", "assistant")
-        self.running = info.get("failed") is None
+        self.running = failure_of(info) is None
         return _observation(messages, 0.0, {}, info, truncated=not self.running)
 
     def _step(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +99,7 @@ class Session:
         self.running = False  # if the world raises an error
         messages, reward, terminated, truncated, info = self.world.step(reply)
         self.turns += 1
-        failed = info.get("failed") is not None
+        failed = failure_of(info) is not None
         truncated = bool(truncated or failed or (self.turns >= self.most and not terminated))
         self.running = not (terminated or truncated)
         rewards = reward if isinstance(reward, Mapping) else {}
@@ -116,9 +118,10 @@ def _observation(
     truncated: bool = False,
 ) -> dict[str, Any]:
     told = {"terminated": terminated, "truncated": truncated, "info": dict(info)}
+    failed = failure_of(info)
     by_role = {role: None if one is None else float(one) for role, one in rewards.items()}
     told |= {"rewards": by_role} if rewards else {}
-    told |= {"failed": info["failed"]} if info.get("failed") is not None else {}
+    told |= {} if failed is None else {"failed": failed}
     said = [each["content"] for each in messages if each["role"] != "assistant"]
     return {
         "observation": {"messages": messages, "text": said[-1] if said else ""},
@@ -249,7 +252,12 @@ async def _converse(socket: WebSocket, make_world: Callable[[], Any], limits: Wo
 def _answered(session: Session, text: str) -> str | None:
     """The answer as JSON; None to `close`. Raises Refused."""
     answer = session.answer(_parsed(text))
-    return None if answer is None else json.dumps(answer, default=str, allow_nan=False)
+    return None if answer is None else json.dumps(answer, default=_plain, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a value of a world's info: NumPy's numbers are numbers too."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _parsed(text: str) -> dict[str, Any]:

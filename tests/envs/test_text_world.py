@@ -214,9 +214,33 @@ class Vague(House):
         return messages, reward, False, True, {"failed": ""}
 
 
+class Halved(House):
+    """Says half of a character."""
+
+    def step(self, reply):
+        _, *rest = super().step(reply)
+        self.messages[-1]["content"] += "\ud83d"
+        return list(self.messages), *rest
+
+
+class Whole(House):
+    """Says of every step that it did not fail."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], {"failed": None}
+
+    def step(self, reply):
+        return *super().step(reply)[:4], {"failed": False}
+
+
+def test_a_world_may_say_that_nothing_failed():
+    assert faults(Whole) == {}
+
+
 @pytest.mark.parametrize(
     ("world", "check", "message"),
     [
+        (Halved, "contract", "expected in messages of step text that UTF-8 and JSON can hold"),
         (Lucky, "seed", "expected a generator per episode"),
         (Late, "seed", "the same seed and replies, played twice: at step . other messages"),
         (Tired, "order", "a new world, and one that was played in before: at step 0 other messages"),

@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 
+from envs.text_world import play as played_alone
 from pipelines.check_env import CheckEnvConfig
 from pipelines.check_env import main as check_env
 from pipelines.play import PlayConfig
@@ -150,7 +151,24 @@ class Meta(Fine):
 
 class NotFailed(Fine):
     def step(self, reply):
-        return *super().step(reply)[:4], {"failed": False}
+        return *super().step(reply)[:4], {"failed": 0}
+
+
+class Whole(Fine):
+    """Always has the key; and NumPy's numbers by name."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], {"failed": None}
+
+    def step(self, reply):
+        parts = {"tone": np.float32(0.5), "length": np.int64(2), "unknown": None}
+        more = {"failed": False, "rewards": parts, "vote": np.int64(1)}
+        return *super().step(reply)[:4], more
+
+
+class Parts(Fine):
+    def step(self, reply):
+        return *super().step(reply)[:4], {"rewards": {"tone": np.float32("inf")}}
 
 
 class Views(Fine):
@@ -225,13 +243,14 @@ def test_long_and_odd_replies_are_played_and_logged(player, tmp_path):
         (Huge, "Huge: expected a finite number or None as the reward, got '1000"),
         (NoInfo, "NoInfo: expected a dict as info of reset, got None in episode 0, whose seed is [0-9]+"),
         (Meta, r"Meta: expected a dict as info\['meta'\] of step, got 'да' in episode 0, whose seed is"),
-        (NotFailed, r"NotFailed: expected text as info\['failed'\] of step, and none where .* got False in"),
+        (NotFailed, r"NotFailed: expected text as info\['failed'\] of step, and none where .* got 0 in"),
+        (Parts, r"Parts: expected finite numbers by name as info\['rewards'\] of step, got {'tone': .*inf"),
         (Views, r"Views: expected messages by role as info\['views'\] of step, got {'другой': 'да'} in"),
         (NoDrawing, r"NoDrawing: expected draw to return, got ZeroDivisionError: нет \(at test_own_world.py"),
         (Lines, r"Lines: expected reset to return \(messages, info\), got \(\['Привет'\], {}\) in episode"),
         (Text, "Text: expected a whole number above 0 as max_turns, got '10' in episode 0, whose seed is"),
         (FourValues, r"FourValues: expected step to return \(messages, reward, terminated, truncated"),
-        (Surrogate, "expected text that UTF-8 and JSON can hold"),
+        (Surrogate, "Surrogate: expected text that UTF-8 and JSON can hold .* in episode 0, whose seed is"),
     ],
 )
 def test_a_world_that_breaks_is_told(world, message, tmp_path):
@@ -239,8 +258,17 @@ def test_a_world_that_breaks_is_told(world, message, tmp_path):
         playing(world, output_dir=str(tmp_path))
 
 
+def test_what_a_world_says_that_did_not_fail_and_in_numpy_s_numbers(tmp_path):
+    found = playing(Whole, logs=str(tmp_path / "logs.jsonl"))
+    assert (found["return"], found["terminated"]) == (3000, 2)
+    reply = json.loads((tmp_path / "logs.jsonl").read_text(encoding="utf-8").split("\n")[0])["messages"][1]
+    assert reply["rewards"] == {"tone": 0.5, "length": 2, "unknown": None}
+    assert reply["feedback"] == {"vote": 1}
+    assert played_alone(Whole(), odd(0), seed=1).end == "terminated"
+
+
 def test_a_reply_that_no_file_can_hold():
-    with pytest.raises(UserError, match="expected text that UTF-8 and JSON can hold"):
+    with pytest.raises(UserError, match="player .*halves': expected text that UTF-8 and JSON can hold"):
         playing(Fine, halves)
 
 
