@@ -114,6 +114,8 @@ def vectors_of(name: str, options: str = "") -> partial:
         key, equals, value = part.partition("=")
         if not equals:
             raise UserError(f"--env_options: expected name=value,name=value, got {part!r}")
+        if key.strip() in values:
+            raise UserError(f"--env_options: expected each option once, got {key.strip()} again")
         try:
             values[key.strip()] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError) as error:  # also of 2026-13-45, which is no date
@@ -134,14 +136,15 @@ def vectors_of(name: str, options: str = "") -> partial:
 
 
 def with_options(name: str, options: str, given: Mapping[str, Any]) -> str:
-    """The options of `vectors_of` as text, with those `given` as flags of their own, None left out. Raises
-    UserError where the environment is none of Gymnasium's, which alone has such flags."""
+    """The options of `vectors_of` as text, with those `given` as flags of their own, which replace them, None
+    left out. Raises UserError where the environment is none of Gymnasium's, which alone has such flags."""
     given = {option: value for option, value in given.items() if value is not None}
     if given and not isinstance(control_env(name), GymnasiumEnv):
         flags = ", ".join(f"--{option}" for option in given)
         expected = "expected an environment of Gymnasium's"
         raise UserError(f"{flags}: {expected}, got {name}; see --env_options")
-    return ",".join(filter(None, [options, *(f"{option}={value}" for option, value in given.items())]))
+    others = (part for part in options.split(",") if part.partition("=")[0].strip() not in given)
+    return ",".join(filter(None, [*others, *(f"{option}={value}" for option, value in given.items())]))
 
 
 def write_logs_of(asked: Mapping[str, Any], path: Path) -> None:

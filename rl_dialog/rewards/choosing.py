@@ -51,6 +51,8 @@ def read_label_weights(entries: Sequence[str]) -> dict[str, float]:
     counts = {}
     for entry in entries:
         label, _, number = entry.rpartition("=")
+        if label in counts:
+            raise UserError(f"--label_weights {entry}: expected each label once, got {label} twice")
         try:
             counts[label] = float(number)
         except ValueError:

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envs import control_env, vectors_of
+from envs import control_env, vectors_of, with_options
 from envs.gymnasium_vector import GymnasiumEnv, GymnasiumVector, acting, grey, seeing
 from rl_dialog.errors import UserError
 
@@ -146,6 +146,14 @@ def test_an_environment_is_the_same_among_1_and_among_5():
     one = played(control_env("CartPole-v1")(1, ends="restart"), [[1]] * 60)
     for all_of_them, alone in zip(many, one, strict=True):
         np.testing.assert_array_equal(all_of_them[:, 0], alone[:, 0])
+
+
+def test_a_flag_of_its_own_replaces_an_option():
+    """As one behind --config does, whose file has all options as text."""
+    given = {"max_episode_steps": 7, "ends": None}
+    merged = with_options("CartPole-v1", "frames=2,max_episode_steps=5", given)
+    assert merged == "frames=2,max_episode_steps=7"
+    assert vectors_of("CartPole-v1", merged).keywords == {"frames": 2, "max_episode_steps": 7}
 
 
 def test_episodes_that_end_sooner():

@@ -381,6 +381,7 @@ def test_an_environment_of_ones_own(tmp_path, monkeypatch):
         ({"env_options": "observations={"}, "expected a YAML value for observations, got '{'"),
         ({"env_options": "max_steps=2026-13-45"}, "expected a YAML value for max_steps, got '2026-13-45'"),
         ({"env_options": "foo=1"}, "env_options of moving_dot: expected some of observations, .*'foo'"),
+        ({"env_options": "max_steps=3,max_steps=4"}, "expected each option once, got max_steps again"),
         ({"env_options": "num_envs=3"}, "env_options of moving_dot: expected some of observations, "),
         ({"env": "enduro", "env_options": "game=pong"}, "of enduro: expected some of .*max_frames, .*'game'"),
         ({"env_options": "max_steps=abc"}, "moving_dot: expected int \\| None for max_steps, got 'abc'"),

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import REWARDS, choose_rewards
-from rl_dialog.rewards.choosing import prepared_rewards
+from rl_dialog.rewards.choosing import prepared_rewards, read_label_weights
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
 from rl_dialog.rewards.encoder import Encoder
 from rl_dialog.rewards.reply import toxicity, toxicity_level, toxicity_noised
@@ -414,3 +414,9 @@ def test_a_scorer_forgets_what_would_fill_the_memory(monkeypatch):
     for i in range(10):
         scorer(f"text {i}")
         assert len(scorer.known) <= 3
+
+
+def test_a_label_counts_once():
+    assert read_label_weights(["joy=1", "a=b=-1"]) == {"joy": 1.0, "a=b": -1.0}
+    with pytest.raises(UserError, match="--label_weights joy=0: expected each label once, got joy twice"):
+        read_label_weights(["joy=1", "joy=0"])
