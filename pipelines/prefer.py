@@ -35,7 +35,7 @@ import tyro
 
 from envs import CONTROL, vectors_of, with_options
 from rl_dialog.config import to_dict
-from rl_dialog.data.database import database_url, shown_url, without_password
+from rl_dialog.data.database import database_url, is_missing, shown_url, without_password
 from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel
@@ -206,6 +206,8 @@ def _takes_over(config: PreferConfig, before: Mapping[str, Any]) -> bool:
     told of them only now."""
     if not config.labels_from or not before or config.labels_from != before.get("labels_from"):
         return bool(config.labels_from)
+    if is_missing(config.labels):
+        return True
     log = LabelLog(config.labels)
     answers, *_ = log.state()
     log.close()

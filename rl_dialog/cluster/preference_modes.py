@@ -15,6 +15,7 @@ import torch
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.preference_plan import make_learner, make_teacher, placed, plan_of
 from rl_dialog.cluster.preferences import Log, Supervisor, run_in_turn
+from rl_dialog.data.database import database_url, is_missing, shown_url
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.run_files import RunFiles
@@ -55,14 +56,18 @@ def learn_from_labels(
 
 def fit_reward(run: PreferenceRun, make_envs: MakeEnvs, out: Path, logged: Logged) -> dict[str, Any]:
     """The reward alone, from the labels that are there. Raises UserError where there are none."""
+    shown = shown_url(database_url(run.labels))
+    nothing = UserError(
+        f"expected labels to fit a reward to in {shown}, found none; `--mode gather` collects them"
+    )
+    if is_missing(run.labels):
+        raise nothing
     teacher = make_teacher(placed(run, make_envs, torch.cuda.device_count()), make_envs, out)
     with logged() as log:
         metrics = teacher.step()
         log(teacher.version, {f"pref/{name}": value for name, value in metrics.items()})
     if not teacher.version:
-        raise UserError(
-            f"expected labels to fit a reward to in {run.labels}, found none; `--mode gather` collects them"
-        )
+        raise nothing
     names = ("loss", "validation_accuracy", "training_labels")
     return {name: metrics[name] for name in names if name in metrics}
 

@@ -70,6 +70,12 @@ def database_url(url: str | URL) -> URL:
     return URL.create("sqlite", database=str(Path(parsed.database).absolute()))
 
 
+def is_missing(url: str | URL) -> bool:
+    """Whether it is an SQLite file that is not there, which opening it would make."""
+    url = database_url(url)
+    return url.drivername == "sqlite" and not Path(url.database).is_file()
+
+
 def shown_url(url: URL) -> str:
     """The URL for people, manifests and logs: without passwords."""
     if url.drivername == "sqlite":
@@ -97,7 +103,7 @@ def open_database(url: URL, metadata: MetaData, *, create: bool, what: str = "st
     fails half-way because another one wrote in between.
     """
     path = Path(url.database) if url.drivername == "sqlite" else None
-    if path and not create and not path.is_file():
+    if path and not create and is_missing(url):
         raise UserError(f"expected an SQLite file with a {what}, found nothing at {path}")
     if path and not path.parent.is_dir():
         raise UserError(

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from envs import vectors_of
 from envs.gymnasium_vector import GymnasiumEnv
+from pipelines import prefer
 from pipelines.prefer import PreferConfig, main, resolved, suited
 from rl_dialog.cluster.preference_plan import plan_of
 from rl_dialog.config import load_config, read_yaml, save_config
@@ -415,6 +416,18 @@ def test_what_cannot_be(wrong, message, tmp_path):
 def test_without_labels_no_reward_is_fitted(tmp_path):
     with pytest.raises(UserError, match="expected labels to fit a reward to"):
         main(replace(SMALL, output_dir=str(tmp_path / "run"), mode="pretrain"))
+
+
+def test_a_run_that_is_refused_makes_no_log_of_labels(once, tmp_path):
+    """Of a name with a slip, where a run goes on with its own labels or those of another run."""
+    config = replace(once[0], resume=True, labels=f"sqlite:///{tmp_path}/slip.db")
+    with pytest.raises(UserError, match="expected labels to fit a reward to in sqlite:.*slip.db, found none"):
+        main(replace(config, mode="pretrain"))
+    began = prefer.RunFiles(config.output_dir).settings()
+    assert prefer._takes_over(
+        replace(config, labels_from="another"), {**began, "labels_from": "another"}
+    )  # whose labels never came
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_cannot_go_on_keeps_its_settings(once, tmp_path):
