@@ -35,6 +35,7 @@ from rl_dialog.cluster.task_policy import trained
 from rl_dialog.config import changed
 from rl_dialog.data.files import write_json
 from rl_dialog.data.schema import write_jsonl
+from rl_dialog.errors import UserError
 from rl_dialog.evaluation.task_figures import headline, table, task_figures
 from rl_dialog.models.act_policy import ActPolicy, GreedyActs
 from rl_dialog.models.checkpoint import resolve
@@ -110,6 +111,12 @@ def main(config: SimulateConfig) -> dict[str, Any]:
 def _check_starts(config: SimulateConfig, player: Player) -> None:
     """Raises UserError for a policy or demonstrations that are not there or of another world, before
     --overwrite deletes anything."""
+    if config.demonstrations and not _imitates(config):
+        raise UserError(
+            f"--demonstrations: expected a policy that learns from them, got {config.policy}"
+            + ("" if config.policy == "rule" else " that starts from --model_name_or_path")
+            + "; leave this out"
+        )
     if config.policy == "rule":
         return
     require(config, output_dir="a folder to write to")
@@ -118,6 +125,12 @@ def _check_starts(config: SimulateConfig, player: Player) -> None:
         ActPolicy.from_pretrained(start, expected=shape_of(player.simulator))
     if config.demonstrations:
         from_corpus(config.demonstrations, player.simulator, features=config.features, dialogs=1)
+
+
+def _imitates(config: SimulateConfig) -> bool:
+    if config.policy == "rule" or config.epochs == 0:
+        return False
+    return config.policy in ("mle", "gdpl") or not config.model_name_or_path
 
 
 def _played(config: SimulateConfig, player: Player, policy: ActPolicy | None) -> list[Played]:

@@ -116,6 +116,11 @@ def test_the_original_with_exceptions(tmp_path):
             "expected --model_name_or_path, the folder of a task policy",
         ),
         (["--output_dir", "x", "--policy", "ppo", "--model_name_or_path", "nowhere"], "found no config.json"),
+        (["--output_dir", "x", "--demonstrations", "y"], "expected a policy that learns from them, got rule"),
+        (
+            ["--output_dir", "x", "--policy", "ppo", "--demonstrations", "y", "--model_name_or_path", "z"],
+            "from them, got ppo that starts from --model_name_or_path; leave this out",
+        ),
         (
             ["--output_dir", "x", "--policy", "mle", "--demonstrations", "nowhere.json"],
             "nowhere.json: expected dialogs of MultiWOZ",
