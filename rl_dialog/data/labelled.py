@@ -19,12 +19,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl_dialog.data.letters import LETTER, MARK, UNSPACED
 from rl_dialog.data.schema import Dialog
 
 Act = tuple[str, str, str, str]  # intent, domain, slot, value
 Tag = tuple[str, str, str]  # an act whose value stands in the text
 Span = tuple[int, int, Tag]  # characters start..end
 SIDES = ("user", "system")
+REST = re.compile(rf"(?:{LETTER}|{MARK})*+")  # of a word
+ALONE = re.compile(f"[{UNSPACED}]")  # a word by itself
 NO_TEXT = frozenset(("?", "none", "dontcare", "yes", "no", "any", ""))  # values that are not looked for
 
 
@@ -81,8 +84,17 @@ def located(text: str, acts: Iterable[Act]) -> tuple[list[Span], list[Act]]:
 
 def _place(text: str, value: str, spans: Sequence[Span]) -> tuple[int, int] | None:
     words = r"\s+".join(map(re.escape, value.split()))
-    for pattern in (rf"(?<!\w){words}(?!\w)", rf"(?<!\w){words}\w*"):
-        for match in re.finditer(pattern, text, re.IGNORECASE):
-            if all(match.end() <= start or match.start() >= end for start, end, _ in spans):
-                return match.span()
+    if not words:
+        return None
+    found = [match.span(1) for match in re.finditer(f"(?=({words}))", text, re.IGNORECASE)]
+    begun = [(start, end) for start, end in found if not start or _is_border(text, start - 1, start)]
+    whole = [(start, end) for start, end in begun if end == len(text) or _is_border(text, end, end - 1)]
+    for place in (*whole, *((start, REST.match(text, end).end()) for start, end in begun)):
+        if all(place[1] <= start or place[0] >= end for start, end, _ in spans):
+            return place
     return None
+
+
+def _is_border(text: str, beside: int, inside: int) -> bool:
+    """Whether a word ends between the character `inside` a value and the one beside it."""
+    return REST.match(text, beside, beside + 1).end() == beside or ALONE.match(text, inside) is not None

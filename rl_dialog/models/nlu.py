@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from rl_dialog.data.by_length import batches
 from rl_dialog.data.labelled import SIDES, Act, LabelledTurn, Tag
+from rl_dialog.data.letters import SPACED
 from rl_dialog.data.tokenize import END, ROLE_TOKENS, train_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.models.small_encoder import small_encoder
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 BATCH = 64
-WORD = re.compile(r"\w+")
+WORD = re.compile(SPACED)
 
 
 @dataclass(frozen=True)

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from functools import lru_cache
+
+from rl_dialog.data.letters import SPACED, UNSPACED
 
 REMEMBERED = 256  # texts: several rewards count the words of the same dialog, one after the other
 LONGEST_REMEMBERED = 10_000  # characters: 256 turns of a megabyte would fill the memory with their words
 
-# Scripts written without spaces: kana, Han ideographs and their extensions. Korean and most others separate
-# words, so \w+ finds theirs.
-UNSPACED = (
-    "\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
-)
-# Vowel signs and accents that have a character of their own, which \w leaves out: Hindi, Arabic and Hebrew
-# words would break at each. The variation selectors of emoji (fe00 to fe0f) are none of them.
-_MARKS = "".join(
-    chr(code)
-    for codes in (range(0x300, 0xFE00), range(0x10000, 0x1F000))
-    for code in codes
-    if unicodedata.category(chr(code)) in ("Mn", "Mc")
-)
-_LETTERS = rf"[^\W{UNSPACED}]"
-_SPACED = rf"{_LETTERS}+(?:[{_MARKS}]+{_LETTERS}*)*"
-_WORD = re.compile(rf"[{UNSPACED}]|{_SPACED}(?:['’]{_SPACED})*")
-_RUN = re.compile(rf"[{UNSPACED}]+|{_SPACED}")
+_WORD = re.compile(rf"[{UNSPACED}]|{SPACED}(?:['’]{SPACED})*")
+_RUN = re.compile(rf"[{UNSPACED}]+|{SPACED}")
 
 # English function words, which say nothing about repetition. Question words are not among them: asking the
 # same question again is repetition.

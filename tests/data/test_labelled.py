@@ -26,6 +26,21 @@ def test_values_are_found_as_words():
     assert spans("a.b (c)", (*NAME, "(c)")) == [("(c)", NAME)]
 
 
+def test_words_of_every_script():
+    """A vowel sign is part of its word; in Chinese and Japanese a value stands wherever its characters do."""
+    for text, value, found in (
+        ("दिल्ली में होटल", "दिल्ली", "दिल्ली"),
+        ("दिल्ली में होटल", "दिल", "दिल्ली"),
+        ("மதுரையில் ஓட்டல்", "மதுரை", "மதுரையில்"),
+        ("مَرْحَبًا بك", "مَرْحَب", "مَرْحَبًا"),
+        ("我要去北京西站", "北京", "北京"),
+        ("去ABC酒店", "abc酒店", "ABC酒店"),
+        ("東京タワーに行く", "東京タワー", "東京タワー"),
+    ):
+        assert spans(text, (*NAME, value)) == [(found, NAME)]
+    assert spans("उत्तरदिल्ली", (*NAME, "दिल्ली")) == spans("hello", (*NAME, " ")) == []
+
+
 def test_no_place_is_given_twice():
     assert spans("4 stars and 4 people", (*STARS, "4"), ("Inform", "Hotel", "People", "4")) == [
         ("4", STARS),

@@ -7,7 +7,7 @@ import torch
 
 from rl_dialog.data.labelled import LabelledTurn
 from rl_dialog.errors import UserError
-from rl_dialog.models.nlu import Labels, load_nlu, new_nlu
+from rl_dialog.models.nlu import Labels, _words, load_nlu, new_nlu
 from rl_dialog.training.nlu import fit, judge, labels_of, loss_of, targets
 
 AREAS = ("east", "west", "north", "south")
@@ -177,3 +177,10 @@ def test_mistakes_are_explained(nlu, tmp_path):
         (tmp_path / "nlu.json").write_text(broken)
         with pytest.raises(UserError, match=str(tmp_path.name)):
             load_nlu(tmp_path)
+
+
+def test_a_value_goes_on_to_the_end_of_its_words():
+    """Tokens end within words; each character of Chinese is a word."""
+    assert _words("moderately priced , please", 0, 4) == "moderately"
+    assert _words("दिल्ली में", 0, 2) == "दिल्ली"
+    assert _words("我要去北京西站", 3, 5) == "北京"
