@@ -259,6 +259,14 @@ def said(message: Mapping[str, Any]) -> str:
     )
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of 400 digits
+        return False
+
+
 def can_be_encoded(text: str) -> bool:
     """Whether UTF-8 has it: half of a character (a lone surrogate) goes into no tokenizer and no file."""
     try:
@@ -361,12 +369,7 @@ def _extra(message: dict[str, Any]) -> str:
 
 
 def _number_or_none(value: Any) -> bool:
-    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return value is None
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer that no float can hold
-        return False
+    return value is None or is_number(value)
 
 
 def _encodable(value: Any) -> bool:

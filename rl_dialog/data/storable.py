@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from rl_dialog.data.formats.openai import chat_messages
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, is_number
 from rl_dialog.errors import UserError
 
 KEPT = (
@@ -47,11 +47,8 @@ def edit_of(edit: Any) -> str | None:
 
 def ratings_of(ratings: Any) -> dict[str, float]:
     numbers = ratings.values() if isinstance(ratings, dict) else [None]
-    if not all(
-        isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-        for number in numbers
-    ):
-        raise UserError(f"expected ratings as {{name: number}}, got {ratings!r}")
+    if not all(map(is_number, numbers)):
+        raise UserError(f"expected ratings as {{name: number}}, got {str(ratings)[:200]}")
     check_storable(ratings, "ratings")
     return ratings
 

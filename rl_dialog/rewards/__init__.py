@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError
 from rl_dialog.own import line_in, own
 from rl_dialog.rewards.coherence import answer_coherence, coherence, coherence_extrema, coherence_greedy
@@ -52,6 +52,7 @@ from rl_dialog.rewards.user import (
 
 Reward = Callable[[Dialog], list[float | None]]
 
+LARGEST = 1e30  # of a reward: batches are float32, where sums and squares of larger ones overflow
 REWARDS: dict[str, Reward] = {
     "vote": vote,
     "rating": rating,
@@ -183,7 +184,7 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
     Returns the numbers as (R replies, K + 1) float64: the K components (NaN where one does not apply), then
     their sum (NaN, and None in the message, where none with a weight other than 0 applies). Components that
     are not among `rewards` stay in the message as they were. Raises UserError for a reward that fails, or
-    does not give one finite number or None per reply.
+    does not give one finite number or None per reply, and DialogError for numbers too large to learn from.
     """
     columns = {name: numbers_of(name, function, dialog) for name, function in rewards.items()}
     totals = []
@@ -195,7 +196,14 @@ def apply_rewards(dialog: Dialog, rewards: Mapping[str, Reward], weights: Mappin
             name: value for name, value in message.get("rewards", {}).items() if name not in rewards
         } | applied
         message["reward"] = totals[-1]
-    return np.array([*columns.values(), totals], dtype=float).T  # None becomes NaN
+    scores = np.array([*columns.values(), totals], dtype=float).T  # None becomes NaN
+    if (np.abs(scores) > LARGEST).any():
+        got = scores.flat[np.nanargmax(np.abs(scores))]
+        expected = (
+            f"rewards and their weighted sum from {-LARGEST:g} to {LARGEST:g}, which float32 can add up"
+        )
+        raise DialogError(f"dialog {dialog.id!r}: expected {expected}, got {got:g}")
+    return scores
 
 
 def numbers_of(name: str, function: Reward, dialog: Dialog) -> list[float | None]:
@@ -216,6 +224,9 @@ def numbers_of(name: str, function: Reward, dialog: Dialog) -> list[float | None
 
 
 def _finite(value: object, where: str) -> float:
-    if not (isinstance(value, float | int | numbers.Real) and math.isfinite(value)):
-        raise UserError(f"{where}: expected finite numbers or None, got {value!r}")
-    return float(value)
+    try:
+        if isinstance(value, float | int | numbers.Real) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer of 400 digits
+        pass
+    raise UserError(f"{where}: expected finite numbers or None, got {repr(value)[:100]}")

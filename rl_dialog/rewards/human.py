@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-from rl_dialog.data.schema import Dialog, DialogError
+from rl_dialog.data.schema import Dialog, DialogError, is_number
 
 
 def vote(dialog: Dialog) -> list[float | None]:
@@ -33,9 +30,11 @@ def upvotes(dialog: Dialog) -> list[float | None]:
     values: list[float | None] = []
     for i in dialog.replies:
         score = dialog.messages[i].get("feedback", {}).get("score")
-        if score is not None and not _is_number(score):
+        if score is not None and not is_number(score):
             where = f"dialog {dialog.id!r}, message {i}"
-            raise DialogError(f"{where}: expected feedback.score to be a finite number, got {score!r}")
+            raise DialogError(
+                f"{where}: expected feedback.score to be a finite number, got {str(score)[:100]}"
+            )
         values.append(None if score is None else 1.0 if score > 0 else -1.0)
     return values
 
@@ -49,7 +48,7 @@ def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
     """
     ratings = dialog.meta.get("ratings")
     finite = (
-        {key: value for key, value in ratings.items() if _is_number(value)}
+        {key: value for key, value in ratings.items() if is_number(value)}
         if isinstance(ratings, dict)
         else {}
     )
@@ -65,7 +64,3 @@ def logged(dialog: Dialog) -> list[float | None]:
     not apply where there is none."""
     values = [dialog.messages[i].get("reward") for i in dialog.replies]
     return [None if value is None else float(value) for value in values]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

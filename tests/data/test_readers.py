@@ -696,6 +696,14 @@ TRL = {
         {"prompt": [USER], "completion": [OTHER], "label": False},
         [[USER, {**REJECTED, "feedback": {"vote": -1}}]],
     ),
+    "kto in numbers": (
+        {"prompt": "hi", "completion": "good", "label": 1.0},
+        [[USER, {**CHOSEN, "feedback": {"vote": 1}}]],
+    ),
+    "kto in a number": (
+        {"prompt": "hi", "completion": [OTHER], "label": 0.0},
+        [[USER, {**REJECTED, "feedback": {"vote": -1}}]],
+    ),
     "implied prompt in text": (
         {"chosen": "The sky is blue.", "rejected": "The sky is blank."},
         [
@@ -757,6 +765,7 @@ def test_trl_rows_in_csv_keep_their_texts(tmp_path):
     ("row", "said"),
     [
         ({"prompt": "hi", "completion": "x", "label": "maybe"}, "true or false as `label`"),
+        ({"prompt": "hi", "completion": "x", "label": 0.5}, "true or false as `label`"),
         ({"prompt": "hi", "completion": [USER]}, "an assistant message in the completion"),
         ({"chosen": "same", "rejected": "same"}, "chosen and rejected to differ"),
         ({"prompt": "hi", "chosen": "x", "rejected": None}, "a list of messages"),

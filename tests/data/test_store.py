@@ -176,6 +176,12 @@ def test_ratings_of_conversations_without_an_id(store):
     assert dialog.meta["ratings"] == {"quality": 5, "fluency": 3} and dialog.meta["comments"] == "so far"
 
 
+def test_a_rating_that_no_float_can_hold_is_refused(store):
+    completion, _ = add(store, talk("hi"), "Hello")
+    with pytest.raises(UserError, match="expected ratings as {name: number}, got {'quality': 1000"):
+        store.rate(completion, {"quality": 10**400})
+
+
 def test_regenerated_replies_branch_and_are_each_trained_on_once(store):
     chat = store.start_chat(model="bot")
     add(store, talk("hi"), "Hello", chat=chat)

@@ -29,7 +29,7 @@ def test_votes_are_read_per_reply_and_do_not_apply_where_nobody_voted():
     assert vote(voted) == [1.0, None, -1.0, None, 0.0]
 
 
-@pytest.mark.parametrize("given", [2, "up", True, 0.5])
+@pytest.mark.parametrize("given", [2, "up", True, 0.5, 10**400], ids=lambda given: repr(given)[:9])
 def test_a_vote_that_is_none_of_the_three_is_an_error_that_names_the_dialog(given):
     with pytest.raises(UserError, match="dialog 'd', message 1: expected feedback.vote to be -1, 0 or 1"):
         vote(dialog({"feedback": {"vote": given}}))
@@ -41,7 +41,7 @@ def test_upvotes_are_the_sign_of_the_score():
     assert upvotes(dialog(*scored, {}, {"feedback": {"vote": 1}})) == [1.0, 1.0, -1.0, -1.0, 1.0, None, None]
 
 
-@pytest.mark.parametrize("given", ["12", True, [], {}])
+@pytest.mark.parametrize("given", ["12", True, [], {}, 10**400], ids=lambda given: repr(given)[:9])
 def test_a_score_that_is_no_number_is_an_error_that_names_the_dialog(given):
     with pytest.raises(UserError, match="dialog 'd', message 1: expected feedback.score to be a finite"):
         upvotes(dialog({"feedback": {"score": given}}))
@@ -52,7 +52,11 @@ def test_replies_of_weight_zero_have_no_reward():
 
 
 def test_a_rating_is_the_mean_of_the_ratings_or_the_named_one_on_the_last_reply():
-    rated = dialog({}, {}, meta={"ratings": {"quality": 5, "fluency": 2, "comment": "nice", "again": True}})
+    rated = dialog(
+        {},
+        {},
+        meta={"ratings": {"quality": 5, "fluency": 2, "comment": "nice", "again": True, "huge": 10**400}},
+    )
     assert rating(rated) == [None, 3.5]
     assert rating(rated, name="fluency") == [None, 2.0]
     assert rating(rated, name="empathy") == [None, None]

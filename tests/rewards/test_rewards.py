@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, DialogError
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import COLUMNS_2019, COMPAT, REWARDS, Statistics, apply_rewards, choose_rewards
 from rl_dialog.rewards.choosing import prepared_rewards
@@ -92,11 +92,24 @@ def test_a_named_rating_is_chosen_and_an_unknown_reward_is_an_error():
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [([1.0], "expected 2 numbers, .* got 1"), ([1.0, math.nan], "finite numbers or None, got nan")],
+    [
+        ([1.0], "expected 2 numbers, .* got 1"),
+        ([1.0, math.nan], "finite numbers or None, got nan"),
+        ([1.0, 10**400], "finite numbers or None, got 1000"),
+    ],
 )
 def test_a_reward_that_breaks_its_promise_is_named(values, message):
     with pytest.raises(UserError, match=f"reward 'mine', dialog 'd': .*{message}"):
         apply_rewards(talk(), {"mine": lambda dialog: values}, {"mine": 1.0})
+
+
+def test_rewards_too_large_to_learn_from_are_an_error_of_the_dialog():
+    """Their squares would be infinite in the statistics of all others, and they themselves in float32."""
+    for value, weight, got in ((1e200, 1.0, r"1e\+200"), (-1e30, -10.0, r"1e\+31")):
+        with pytest.raises(
+            DialogError, match=rf"dialog 'd': expected rewards and .* to 1e\+30, .* got {got}"
+        ):
+            apply_rewards(talk(), {"mine": lambda dialog, v=value: [None, v]}, {"mine": weight})
 
 
 def test_rewards_and_shards_import_neither_torch_nor_ray():

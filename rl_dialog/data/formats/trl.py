@@ -25,7 +25,8 @@ from rl_dialog.data.schema import Dialog
 TURN = re.compile(
     r"(?:^|\n\n)(Human|Assistant): ?"
 )  # transcripts of the HH-RLHF kind, where the prompt is only implied
-LABELS = {"true": True, "1": True, "false": False, "0": False}
+# Tables in which some rows have no label write 1 and 0 as 1.0 and 0.0.
+LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 def matches(head: Head) -> bool:
