@@ -26,16 +26,20 @@ figures. """
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import at_least
 from rl_dialog.data.files import write_json
+from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.reply_judges import MODEL, HeldOut, headline, judged, likelihoods, table, write_card
 from rl_dialog.models.causal_lm import load_quietly
+from rl_dialog.models.checkpoint import resolve
 from rl_dialog.models.device import named_device
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences import replies as preferences
@@ -72,14 +76,14 @@ def main(config: FitRewardConfig) -> dict[str, Any]:
     load_quietly()
     began = time.perf_counter()
     labels = read_labels(config)
-    _check_checkpoint(config, labels)
+    likely = _likelihoods(config, labels)
     parts = list(divisions(labels, config))
     out = claim_output(config, "fit_reward")
     held_out = Preferences([], [])
     scores: dict[str, Scores] = {}
     for train, test in parts:
         model = _fitted(train, config, out)
-        for name, values in _judges(model, train, test, config).items():
+        for name, values in _judges(model, train, test, likely).items():
             scores[name] = scores.get(name, {}) | values
         held_out = Preferences(held_out.pairs + test.pairs, held_out.ratings + test.ratings)
     if config.folds:
@@ -106,23 +110,25 @@ def _fitted(labels: Preferences, config: FitRewardConfig, out: Path) -> TextRewa
     return reward.to(named_device("cpu" if config.device == "cpu" else "auto"))
 
 
-def _check_checkpoint(config: FitRewardConfig, labels: Preferences) -> None:
-    """Raises UserError for a likelihood that cannot be judged: now, and not when all is fitted."""
+def _likelihoods(config: FitRewardConfig, labels: Preferences) -> Callable[..., list[float]] | None:
+    """What judges contexts and texts by the checkpoint, where there is one. Raises UserError for a likelihood
+    that cannot be judged: now, and not when all is fitted."""
     if not config.checkpoint:
-        return
+        return None
     if not all(isinstance(reply, Reply) for reply in labels.replies):
         raise UserError("--checkpoint: expected labels of single replies, got labels of conversations")
-    load_for_decoding(config.checkpoint)
+    policy = load_for_decoding(config.checkpoint)
+    return partial(likelihoods, policy, load_tokenizer(resolve(config.checkpoint)))
 
 
-def _judges(model: Any, train: Preferences, test: Preferences, config: FitRewardConfig) -> dict[str, Scores]:
+def _judges(
+    model: Any, train: Preferences, test: Preferences, likely: Callable[..., list[float]] | None
+) -> dict[str, Scores]:
     """Judge -> what it says of every held-out reply."""
     replies = list({reply.id: reply for reply in test.replies}.values())
     scores = {MODEL: score(model, replies), **plain_judges(train, test)}
-    if config.checkpoint:
-        values = likelihoods(
-            config.checkpoint, [reply.context for reply in replies], [reply.text for reply in replies]
-        )
+    if likely:
+        values = likely([reply.context for reply in replies], [reply.text for reply in replies])
         scores["likelihood"] = dict(zip((reply.id for reply in replies), values, strict=True))
     return scores
 

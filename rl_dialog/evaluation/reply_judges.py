@@ -16,16 +16,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_dialog.data.tokenize import encode_prompt, load_tokenizer
+from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.evaluation.agreement import auc_with_interval
-from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Estimate, Measure, difference, estimate
 from rl_dialog.evaluation.scoring import rank_replies
-from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.policy import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 MODEL = "reward model"  # the judge that was fitted; the others cost nothing
 FIGURES = ("accuracy", "chosen_good", "random_good", "auc")
@@ -139,10 +141,12 @@ def headline(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def likelihoods(
-    checkpoint: str, contexts: Sequence[Sequence[Mapping[str, Any]]], texts: Sequence[str]
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerFast,
+    contexts: Sequence[Sequence[Mapping[str, Any]]],
+    texts: Sequence[str],
 ) -> list[float]:
     """The mean log-probability of a token of each reply under a policy, behind its context."""
-    policy, tokenizer = load_for_decoding(checkpoint), load_tokenizer(resolve(checkpoint))
     positions = getattr(policy.config, "max_position_embeddings", None) or 1024
     ends = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     encoded = [

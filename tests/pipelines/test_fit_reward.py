@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipelines import fit_reward
 from pipelines.fit_reward import FitRewardConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import Dialog, write_jsonl
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation import reply_judges
 from rl_dialog.evaluation.reply_judges import MODEL
 from rl_dialog.models.text_reward import TextReward
 from rl_dialog.preferences.replies import Preferences, Rating, ReplyPair, group_of
@@ -168,8 +170,13 @@ def test_nothing_of_a_conversation_is_on_both_sides(logs):
         assert len(held_out) == (161 if settings.get("folds") else len(test.pairs))
 
 
-def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path):
-    """The base is the policy's trunk with a new head, and its likelihood is one of the judges."""
+def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path, monkeypatch):
+    """The base is the policy's trunk with a new head, and its likelihood is one of the judges, for which it
+    is opened once, whatever `folds` says."""
+    opened, load = [], fit_reward.load_for_decoding
+    for module in (fit_reward, reply_judges):
+        noting = lambda path: opened.append(path) or load(path)  # noqa: E731
+        monkeypatch.setattr(module, "load_for_decoding", noting, raising=False)
     settings = SMALL | {"model_name_or_path": checkpoints["bc"], "checkpoint": checkpoints["bc"]}
     main(
         FitRewardConfig(
@@ -177,6 +184,7 @@ def test_a_policy_and_its_likelihood(logs, checkpoints, tmp_path):
         )
     )
     about = json.loads((tmp_path / "model" / "metrics.json").read_text())
+    assert opened == [checkpoints["bc"]]
     assert (
         about["held_out"]["judges"]["likelihood"]["accuracy"]
         and about["held_out"]["advantage"]["likelihood"]["accuracy"]
