@@ -266,6 +266,12 @@ def test_byte_order_mark_crlf_and_blank_lines(tmp_path, name):
     assert dialogs[0].messages == GOOD["messages"]
 
 
+def test_a_csv_with_a_column_twice_gives_no_rows(tmp_path):
+    path = write(tmp_path / "a.csv", "prompt,completion,label,label\nhi,yo,true,false\n")
+    dialogs, bads = read(path)
+    assert not dialogs and one_bad(bads).reason == "expected each column once, got 'label' twice"
+
+
 def test_a_csv_whose_header_cannot_be_read_gives_no_rows(tmp_path):
     path = write(tmp_path / "a.csv", b"Chat ID,Datetime,Message,Response,caf\xe9\na,1,x,y,z\na,2,x,y,z\n")
     dialogs, bads = read(path)
@@ -634,6 +640,20 @@ def test_openai_rows_that_are_refused(tmp_path, change, said):
     assert len(dialogs) == 1
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(one_bad(bads).reason)
+
+
+def test_a_refusal_is_what_the_assistant_said(tmp_path):
+    """OpenAI's models say it beside a content of null."""
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    (dialog,), bads = read(write(tmp_path / "a.jsonl", jsonl({"messages": [USER, refused]})))
+    assert not bads and dialog.messages[1] == {**refused, "content": "I cannot."}
+
+
+def test_durations_of_parquet_are_text(tmp_path):
+    row = {"messages": [[USER, OTHER]], "took": pa.array([90], pa.duration("s"))}
+    pq.write_table(pa.table(row), tmp_path / "a.parquet")
+    (dialog,), bads = read(tmp_path / "a.parquet")
+    assert not bads and dialog.meta == {"took": "0:01:30"}
 
 
 def test_openai_preferences(tmp_path):

@@ -171,6 +171,23 @@ def test_multiwoz_21_as_released_takes_its_splits_from_the_lists(tmp_path, packe
     assert not bads and [dialog.split for dialog in dialogs] == ["train", "validation", "test"]
 
 
+def test_a_list_of_a_split_begins_with_its_first_name(tmp_path):
+    """Windows writes a mark of the encoding before it."""
+    write(tmp_path / "data.json", {f"SNG{i}.json": woz() for i in range(3)})
+    (tmp_path / "testListFile.txt").write_bytes(b"\xef\xbb\xbfSNG1.json\r\nSNG2.json\r\n")
+    dialogs, bads = read(tmp_path)
+    assert not bads and [dialog.split for dialog in dialogs] == ["train", "test", "test"]
+
+
+def test_the_split_of_a_folder_is_known_inside_it(tmp_path, monkeypatch):
+    turns = [{"speaker": "USER", "utterance": "a"}, {"speaker": "SYSTEM", "utterance": "b"}]
+    rows = [{"dialogue_id": "1_0", "services": [], "turns": turns}]
+    write(tmp_path / "dev" / "dialogues_001.json", rows)
+    monkeypatch.chdir(tmp_path / "dev")
+    (dialog,), _ = read(Path("dialogues_001.json"))
+    assert dialog.split == "validation"
+
+
 def test_multiwoz_21_dialogs_that_are_refused(tmp_path):
     broken = woz() | {"log": [{"metadata": {}}]}
     dialogs, bads = read(

@@ -36,6 +36,13 @@ def test_columns_of_turns_are_turns(tmp_path):
     assert not bads and dialogs[0].messages == [USER, REPLY]
 
 
+@pytest.mark.parametrize("columns", [{"from": None, "value": None}, {"from": ["human"], "value": []}])
+def test_columns_that_are_no_turns_spoil_no_other_row(tmp_path, columns):
+    rows = {"conversations": columns}, {"conversations": [HUMAN, GPT]}
+    dialogs, bads = read(write(tmp_path / "a.jsonl", jsonl(*rows)))
+    assert len(dialogs) == 1 and "expected a list of turns" in one_bad(bads).reason
+
+
 def test_tools_and_the_system_prompt_beside_the_turns(tmp_path):
     turns = [HUMAN, CALL, {"from": "observation", "value": "rain"}, {**GPT, "weight": None}]
     row = {"conversations": turns, "system": "be brief", "tools": "[]"}

@@ -49,7 +49,7 @@ class Head:
 def look(path: str, member: str | None = None) -> Head:
     """Reads the beginning. Raises OSError or zipfile.BadZipFile where the file cannot be opened; damage
     further on is left to the reader."""
-    name = PurePosixPath(full_name(path, member).replace("\\", "/"))
+    name = PurePosixPath(full_name(str(Path(path).absolute()), member).replace("\\", "/"))
     data, damage = _first_bytes(path, member)
     if data.startswith(b"PAR1"):
         return _parquet_head(path, name, member)

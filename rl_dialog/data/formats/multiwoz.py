@@ -95,7 +95,7 @@ def _by_turns(log: LogFile, record: Record) -> Dialog:
         if speaker not in SPEAKERS:
             raise mismatch(f"{where}, turn {number}", "a turn whose `speaker` is USER or SYSTEM", turn)
         messages.append(_message(SPEAKERS[speaker], turn.get("utterance"), _frames(turn.get("frames") or [])))
-    split = _split_in_name(PurePosixPath(log.name).parent.name)
+    split = _split_in_name(Path(log.name).absolute().parent.name)
     meta = {"domains": row["services"]} if row.get("services") else {}
     return Dialog(
         id=str(row["dialogue_id"]).removesuffix(".json"),
@@ -139,7 +139,7 @@ def _beside(log: LogFile, name: str) -> str:
     """The text of a file in the same folder or zip; "" where there is none."""
     if log.member is None:
         path = Path(log.path).with_name(name)
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        return path.read_text(encoding="utf-8-sig") if path.is_file() else ""
     member = PurePosixPath(log.member).with_name(name).as_posix()
     with zipfile.ZipFile(log.path) as archive:
-        return archive.read(member).decode("utf-8") if member in archive.namelist() else ""
+        return archive.read(member).decode("utf-8-sig") if member in archive.namelist() else ""

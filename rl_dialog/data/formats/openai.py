@@ -74,6 +74,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         raise mismatch(where, "an object", message)
     converted = {key: value for key, value in message.items() if value is not None or key not in OPTIONAL}
     converted |= {"content": message.get("content")}
+    if converted["content"] is None and not message.get("tool_calls"):
+        converted["content"] = message.get("refusal")  # what OpenAI's models say instead
     if converted.get("role") == "developer":
         converted["role"] = "system"
     if isinstance(converted["content"], list):

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date, time
+from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -175,6 +175,9 @@ def csv_rows(log: LogFile, *, max_line_bytes: int) -> Iterator[Record | Bad]:
                 continue
             if not header:
                 header = row
+                if twice := next((name for name in header if name and header.count(name) > 1), ""):
+                    yield bad(log, f"line {feed.begins}", f"expected each column once, got {twice!r} twice")
+                    return
             elif len(row) != len(header):
                 yield bad(log, f"line {feed.begins}", _row_length(header, row, feed), ",".join(row))
             else:
@@ -242,4 +245,4 @@ def _present(value: Any) -> Any:
         return {key: _present(item) for key, item in value.items() if item is not None or key == "content"}
     if isinstance(value, list):
         return [_present(item) for item in value]
-    return str(value) if isinstance(value, date | time | Decimal | bytes) else value
+    return str(value) if isinstance(value, date | time | timedelta | Decimal | bytes) else value

@@ -5,7 +5,7 @@ conversation, and `kto_tag`, a verdict on its last reply. Other keys of a row (`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rl_dialog.data.formats.head import Head
@@ -38,12 +38,16 @@ def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
 
 def _turns(value: Any) -> list[dict[str, Any]]:
     """Turns as objects, also from columns of them, as `datasets` once wrote Parquet; nothing for others."""
-    if isinstance(value, dict) and {"from", "value"} <= value.keys():
+    if isinstance(value, dict) and {"from", "value"} <= value.keys() and _are_even(value.values()):
         value = [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=True)]
     ours = isinstance(value, list) and all(
         isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in value
     )
     return value if ours else []
+
+
+def _are_even(columns: Collection[Any]) -> bool:
+    return all(isinstance(column, list) for column in columns) and len(set(map(len, columns))) == 1
 
 
 def _dialogs(log: LogFile, record: Record) -> list[Dialog]:
