@@ -55,13 +55,8 @@ class Fragile:
         failed = {"failed": "a wheel came off"} if reply == "fail" else {}
         reward = {"unknown": None, "nan": float("nan")}.get(reply, 0.1)
         odd = {(1, 2): 3} if reply == "odd" else {}
-        return (
-            list(self.messages),
-            reward,
-            False,
-            bool(failed),
-            {"said": np.int64(len(reply)), **failed, **odd},
-        )
+        info = {"said": np.int64(len(reply)), **failed, **odd}
+        return list(self.messages), reward, False, bool(failed), info
 
 
 def served(world, limits: WorldLimits | None = None, patience: Patience | None = None) -> WebServer:
