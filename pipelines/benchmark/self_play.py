@@ -64,8 +64,7 @@ CLONES = {  # flags of `train`; of llama the quickstart's
     "llama": (),
     "vhred": (
         *("--model.family", "vhred", "--model.width", "128", "--model.context", "512"),
-        # without them no latent says anything, and there is nothing to choose
-        *("--model.free_bits", "3", "--model.bow_weight", "0.5"),
+        *("--model.bow_weight", "0.5"),
         *("--max_steps", "900", "--learning_rate", "0.004"),
         *("--report_to", "none", "--cpus_per_worker", "1", "--quiet"),
     ),

@@ -13,7 +13,9 @@ Latent = Literal["none", "message", "conversation"]
 
 class HierarchicalConfig(PretrainedConfig):
     """H hidden numbers in `num_hidden_layers` GRUs each of encoder and decoder; `latent` says which of the
-    three models it is: none (HRED), message (VHRED), conversation (VHCR)."""
+    three models it is: none (HRED), message (VHRED), conversation (VHCR); `decoder_reads_context` whether its
+    decoder has context and latents at each word, as new ones do, or at its start alone, as older checkpoints
+    do, whose config.json does not name it."""
 
     model_type = "hierarchical"
 
@@ -25,6 +27,7 @@ class HierarchicalConfig(PretrainedConfig):
         message_end_ids: tuple[int, ...] = (1,),
         latent: Latent = "none",
         latent_size: int = 32,
+        decoder_reads_context: bool = False,
         dropout: float = 0.0,
         word_drop: float = 0.0,
         sentence_drop: float = 0.0,
@@ -34,7 +37,7 @@ class HierarchicalConfig(PretrainedConfig):
         emotion_weight: float = 0.0,
         embedding_weight: float = 0.0,
         teachers: dict[str, dict[str, Any]] | None = None,
-        initializer_range: float = 0.1,
+        initializer_range: float = 1.0,
         max_position_embeddings: int = 1024,
         **options: Any,
     ) -> None:
@@ -47,6 +50,7 @@ class HierarchicalConfig(PretrainedConfig):
             )
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.message_end_ids, self.latent, self.latent_size = list(message_end_ids), latent, latent_size
+        self.decoder_reads_context = decoder_reads_context
         self.dropout, self.word_drop, self.sentence_drop = dropout, word_drop, sentence_drop
         self.kl_annealing, self.free_bits, self.bow_weight = kl_annealing, free_bits, bow_weight
         self.emotion_weight, self.embedding_weight = emotion_weight, embedding_weight

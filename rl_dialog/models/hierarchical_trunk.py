@@ -4,6 +4,10 @@
     c_m = the context GRU's state behind u_0 .. u_m (VHCR: behind [u, z_conv] of each)
     z_m ~ N(mu(c_m-1), sigma^2(c_m-1))        VHRED and VHCR; VHCR's also knows z_conv ~ N(0, I)
     d_m = tanh(W [c_m-1, z_m, z_conv])        the decoder GRU's start in message m
+    e_t + W' [c_m-1, z_m, z_conv]             what it reads at each word e_t of it
+
+Read at its start alone, as in the code of 2019, a context is soon forgotten: the decoder learns what is said
+anywhere first, and then no gradient asks what was said before. Serban et al.'s decoder has it at each word.
 
 The state in which a message's end was read is the first one of the next message; the decoder's first input
 there is the end of the message before.
@@ -122,6 +126,8 @@ class HierarchicalModel(HierarchicalPreTrained):
         self.context = nn.GRU(hidden + conversation, hidden, batch_first=True)
         self.decoder = nn.GRU(hidden, hidden, **between)
         self.start = nn.Linear(hidden + message + conversation, layers * hidden)
+        reads = config.decoder_reads_context
+        self.reminder = nn.Linear(hidden + message + conversation, hidden) if reads else None
         self.unknown_word = Blank(hidden) if config.word_drop else None
         self.unknown_message = Blank(hidden) if config.sentence_drop else None
         if message:
@@ -192,6 +198,7 @@ class HierarchicalModel(HierarchicalPreTrained):
             layers,
             like.new_zeros(rows, config.hidden_size),
             layers.clone(),
+            like.new_zeros(rows, config.hidden_size if config.decoder_reads_context else 0),
             like.new_zeros(rows, config.conversation_latent),
             torch.zeros(rows, dtype=torch.int64, device=like.device),
             torch.zeros(rows, dtype=torch.bool, device=like.device),
@@ -244,11 +251,12 @@ class HierarchicalModel(HierarchicalPreTrained):
             drawn.terms = _with_conversation(drawn.terms, of_conversation)
         if learning and learning.messages is not None:
             drawn.terms = replace(drawn.terms, contexts=_behind(learning.messages, chunk, contexts))
-        hidden, decoder = self._decode(chunk, words, contexts, drawn, state, learning)
+        hidden, decoder, reminder = self._decode(chunk, words, contexts, drawn, state, learning)
         after = State(
             encoded[rows, chunk.ends],
             contexts[rows, chunk.ends],
             decoder,
+            reminder,
             conversation,
             state.message + chunk.ends,
             torch.ones_like(state.begun),
@@ -356,22 +364,30 @@ class HierarchicalModel(HierarchicalPreTrained):
         drawn: Drawn,
         state: State,
         learning: Learning | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The decoder's states (B, T, H) behind every token, zeros at padding, and all its layers' at the end
-        (B, L, H)."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The decoder's states (B, T, H) behind every token, zeros at padding, all its layers' at the end
+        (B, L, H), and what it reads beside the words of the message that goes on there (B, H)."""
         beside = drawn.conversation[:, None].expand(-1, chunk.width, -1)
-        starts = self.start(torch.cat([contexts, drawn.message, beside], 2)).tanh()
+        known = torch.cat([contexts, drawn.message, beside], 2)
+        starts = self.start(known).tanh()
         starts = starts.unflatten(2, (self.config.num_hidden_layers, -1))  # (B, K + 1, L, H)
         going_on = torch.where(state.begun[:, None, None], state.decoder, starts[:, 0])
         starts = torch.cat([going_on[:, None], starts[:, 1:]], 1).flatten(0, 1)
         if learning and self.training and self.unknown_word is not None:
             words = self.unknown_word(words, self.config.word_drop)
+        reminders = state.reminder[:, None].expand(-1, chunk.width, -1)
+        if self.reminder is not None:
+            reminders = self.reminder(known)  # (B, K + 1, H)
+            going_on = torch.where(state.begun[:, None], state.reminder, reminders[:, 0])
+            reminders = torch.cat([going_on[:, None], reminders[:, 1:]], 1)
+            words = words + reminders[chunk.real.nonzero()[:, 0], chunk.said_from[chunk.real]]
         pieces = chunk.pieces(chunk.said_from)
         said, last = pieces.run(self.decoder, words, starts[pieces.keys])
         hidden = said.new_zeros(*chunk.real.shape, said.shape[1])
         hidden[chunk.real] = self.dropout(said)
         every = starts.index_copy(0, pieces.keys, last).unflatten(0, (len(chunk.real), chunk.width))
-        return hidden, every[torch.arange(len(every), device=every.device), chunk.ends]
+        at_end = torch.arange(len(every), device=every.device), chunk.ends
+        return hidden, every[at_end], reminders[at_end]
 
 
 def _drawn_for(replies: Replies, prior: Normal, chunk: Chunk, numbers: Tensor, conversation: Tensor) -> Drawn:

@@ -203,7 +203,7 @@ def _new_lm_config(config: ModelConfig, tokenizer: Any, teachers: dict[str, dict
         config.width**-0.5
     )  # the usual 0.02 is meant for widths near 1024; a narrow model starts almost blind with it
     if config.family in LATENTS:
-        return _new_hierarchical_config(config, tokenizer, spread, teachers)
+        return _new_hierarchical_config(config, tokenizer, teachers)
     layers = 4 if config.layers is None else config.layers
     heads, size = _attention(config)
     if config.family == "gpt2":
@@ -258,7 +258,7 @@ def _attention(config: ModelConfig) -> tuple[int, int]:
 
 
 def _new_hierarchical_config(
-    config: ModelConfig, tokenizer: Any, spread: float, teachers: dict[str, dict[str, Any]]
+    config: ModelConfig, tokenizer: Any, teachers: dict[str, dict[str, Any]]
 ) -> HierarchicalConfig:
     shares = ("dropout", "word_drop", "sentence_drop", "kl_annealing")
     names = (*shares, "latent_size", "free_bits", "bow_weight")
@@ -275,8 +275,8 @@ def _new_hierarchical_config(
         num_hidden_layers=1 if config.layers is None else config.layers,
         message_end_ids=message_ends(tokenizer),
         latent=LATENTS[config.family],
+        decoder_reads_context=True,
         max_position_embeddings=config.context,
-        initializer_range=spread,
         bos_token_id=None,
         eos_token_id=None,
         teachers=teachers,

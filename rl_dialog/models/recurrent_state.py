@@ -24,6 +24,7 @@ class State:
     encoder: Tensor  # (B, L, H) of the message that is being read
     context: Tensor  # (B, H) of the messages before it
     decoder: Tensor  # (B, L, H) of what the message's next token is said from
+    reminder: Tensor  # (B, H) what it reads beside each word of that message; (B, 0) of a model that does not
     conversation: Tensor  # (B, C)
     message: Tensor  # (B,) int64 its number, from 0
     begun: Tensor  # (B,) bool: a token has been read

@@ -1,6 +1,7 @@
 """Hierarchical models against a walk token by token, and as causal LMs like any other: cached equals
 uncached, batched equals single, in slots as without."""
 
+import copy
 import queue
 
 import numpy as np
@@ -58,21 +59,23 @@ def walk(model, ids, seed):
     context = model.first_context(z_conv).tanh() if config.conversation_latent else torch.zeros(1, 16)
 
     def start(number):
+        """The decoder's start in a message, and what it reads beside each word of it."""
         z = torch.zeros(1, 0)
         if config.message_latent:
             prior = model.prior(context, z_conv)
             z = prior.mean + prior.variance.sqrt() * noise(number)
-        return model.start(torch.cat([context, z, z_conv], 1)).tanh().view(2, 1, 16)
+        known = torch.cat([context, z, z_conv], 1)
+        return model.start(known).tanh().view(2, 1, 16), model.reminder(known)
 
-    encoder, decoder, number, said = torch.zeros(2, 1, 16), start(0), 0, []
+    encoder, (decoder, reminder), number, said = torch.zeros(2, 1, 16), start(0), 0, []
     for token in ids:
         word = model.embedding(token)[None, None]
         _, encoder = model.encoder(word, encoder)
         if int(token) in end:
             _, context = model.context(torch.cat([encoder[-1], z_conv], 1)[None], context[None])
             context, encoder, number = context[0], torch.zeros(2, 1, 16), number + 1
-            decoder = start(number)
-        _, decoder = model.decoder(word, decoder)
+            decoder, reminder = start(number)
+        _, decoder = model.decoder(word + reminder, decoder)
         said.append(decoder[-1, 0])
     return torch.stack(said)
 
@@ -125,7 +128,7 @@ def test_a_state_has_one_size_however_long_the_conversation(tokenizer):
     for _ in range(10):
         model(some_rows(tokenizer), past_key_values=cache, noise=torch.tensor([1, 2, 3]))
         sizes.add(sum(value.numel() for value in vars(cache.state).values()))
-    assert sizes == {3 * (2 * 16 + 16 + 2 * 16 + 3 + 1 + 1)} and cache.read == 170
+    assert sizes == {3 * (2 * 16 + 16 + 2 * 16 + 16 + 3 + 1 + 1)} and cache.read == 170
 
 
 @torch.no_grad()
@@ -137,9 +140,11 @@ def test_a_latent_without_variance_is_hred_with_its_mean(tokenizer):
     nn.init.zeros_(vhred.prior.spread.weight)
     nn.init.constant_(vhred.prior.spread.bias, -40.0)
     shared = {name: value for name, value in vhred.state_dict().items() if name in hred.state_dict()}
-    weight = shared.pop("start.weight")  # (L H, H + Z)
-    hred.load_state_dict(shared | {"start.weight": weight[:, :16]}, strict=True)
-    hred.start.bias += weight[:, 16:] @ mean
+    names = ("start.weight", "reminder.weight")  # (L H, H + Z) and (H, H + Z)
+    weights = {name: shared.pop(name) for name in names}
+    hred.load_state_dict(shared | {name: weights[name][:, :16] for name in names}, strict=True)
+    for name in names:
+        hred.get_submodule(name.partition(".")[0]).bias += weights[name][:, 16:] @ mean
     ids = some_rows(tokenizer)
     expected = hred(ids).last_hidden_state
     torch.testing.assert_close(vhred(ids).last_hidden_state, expected, atol=1e-5, rtol=1e-5)
@@ -249,11 +254,36 @@ def test_generate_draws_new_latents_each_time(tokenizer):
     assert len(first.unique()) > 1 and expected.isfinite().all()
 
 
+@torch.no_grad()
+def test_a_checkpoint_whose_decoder_reads_its_context_at_its_start_alone_goes_on_as_it_was(
+    tokenizer, tmp_path
+):
+    """Its config.json does not name the other way, nor do its weights have it: it is new models without what
+    they read beside each word."""
+    policy, ids, seeds = make(tokenizer, "vhcr"), some_rows(tokenizer), torch.tensor([5, 6, 7])
+    for parameter in policy.lm.model.reminder.parameters():
+        nn.init.zeros_(parameter)
+    older = copy.deepcopy(policy.lm)
+    older.model.reminder, older.config.decoder_reads_context = None, False
+    older.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"decoder_reads_context": false,', ""))
+    opened = load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer).eval()
+    cache, expected = MessageStates(), policy.lm(ids, noise=seeds).logits
+    parts = [
+        opened(part, noise=seeds, past_key_values=cache, use_cache=True).logits for part in ids.split(6, 1)
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
+    assert cache.state.reminder.shape == (3, 0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_says_the_same(tokenizer, family, tmp_path):
     policy = make(tokenizer, family, ILQL(), bow_weight=1.0, word_drop=0.2, sentence_drop=0.2)
     policy.save_pretrained(tmp_path)
-    again, ids, noise = Policy.from_pretrained(tmp_path), some_rows(tokenizer), torch.tensor([1, 2, 3])
+    # a copy: a file is mapped wherever its header ends, and how kernels round depends on where weights lie
+    again = copy.deepcopy(Policy.from_pretrained(tmp_path))
+    ids, noise = some_rows(tokenizer), torch.tensor([1, 2, 3])
     assert again.config.to_diff_dict() == policy.config.to_diff_dict()
     with torch.no_grad():
         assert torch.equal(again(ids, noise=noise).logits, policy(ids, noise=noise).logits)

@@ -127,3 +127,22 @@ def test_cloning_learns(tmp_path: Path, family: str) -> None:
     before = trainer._evaluation()["eval/nll"]
     after = trainer.train()["eval/nll"]
     assert after < before - 1
+
+
+@pytest.mark.parametrize("family", ["hred", "vhred"])
+def test_what_was_said_before_is_soon_read(tmp_path: Path, family: str) -> None:
+    """A reply that repeats one of ten words, ln 10 nats for who has not read it: a decoder that knows its
+    context at its start alone, from small embeddings, first learns what is said anywhere, and stays there."""
+    tokenizer = train_tokenizer([" ".join(WORDS)] * 3, vocab_size=280)
+    rows = []
+    for word in WORDS:
+        messages = [{"role": "user", "content": f"what is {word} ?"}, {"role": "assistant", "content": word}]
+        rows += tokenize(Dialog(word, messages), tokenizer)
+    torch.manual_seed(0)
+    config = ModelConfig(family=family, width=32, latent_size=4, context=64)
+    policy = Policy(load_lm(config, tokenizer), BC(), config)
+    settings = {"max_steps": 120, "learning_rate": 4e-2, "eval_steps": 0, "report_to": "none"}
+    trainer = Trainer(policy, tokenizer, rows, rows, TrainerConfig(**settings), tmp_path)
+    metrics = trainer.train()
+    decisions = np.mean([row.assistant.sum() for row in rows])
+    assert metrics["eval/nll"] * decisions < 1.0

@@ -149,12 +149,12 @@ def test_latents_are_asked_about_as_they_were_drawn_in_later_passes_too(make_tra
     with torch.no_grad():
         for parameter in trainer.policy.lm.model.prior.parameters():
             parameter.add_(0.1)
-    (batch,) = trainer._batches(samples, unchanged=False)
-    out = trainer.policy.outputs(batch)
-    torch.testing.assert_close(out.drawn, batch.latents)
-    assert (out.latent_logp - batch.latent_behaviour_logp).abs().max() > 0.05
-    found = -out.lm.nll(batch.actions)[1]
-    torch.testing.assert_close(found, batch.old_logp, rtol=1e-4, atol=1e-4)  # the decoder is the same
+    for batch in trainer._batches(samples, unchanged=False):
+        out = trainer.policy.outputs(batch)
+        torch.testing.assert_close(out.drawn, batch.latents)
+        assert (out.latent_logp - batch.latent_behaviour_logp).abs().max() > 0.05
+        found = -out.lm.nll(batch.actions)[1]
+        torch.testing.assert_close(found, batch.old_logp, rtol=1e-4, atol=1e-4)  # the decoder is the same
 
 
 # --- the gradient -------------------------------------------------------------------------------------------
@@ -187,9 +187,10 @@ def test_the_gradient_by_hand(make_trainer, played, method: VHRL) -> None:  # no
         seed, number = torch.tensor([int(row.latent_seeds[0])]), cache.state.message[:, None]
         latent = drawn.at(noise_of(seed, number, 3)[:, 0])
         of_words = latent if method.through_latents else latent.detach()
-        start = model.start(torch.cat([context, of_words], 1)).tanh()
+        known = torch.cat([context, of_words], 1)
+        start = model.start(known).tanh()
         first = max(i for i in range(begins) if ids[i] in policy.config.message_end_ids)
-        states, _ = model.decoder(model.embedding(ids[None, first:-1]), start[None])
+        states, _ = model.decoder(model.embedding(ids[None, first:-1]) + model.reminder(known), start[None])
         log_pi = policy.lm.lm_head(states[0, begins - 1 - first :]).log_softmax(1)
         likely = log_pi.gather(1, ids[begins : row.reply_ends[0] + 1, None])
         assert likely.squeeze(1).tolist() == pytest.approx(rollout.logp[0].tolist(), abs=1e-4)
