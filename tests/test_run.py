@@ -149,6 +149,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(monkeypatch, capsy
     with run.progress("score", None, "dialogs", quiet=True) as step:
         step(1)
         time.sleep(0.12)
+    monkeypatch.setattr(run, "LINE_EVERY", 60.0)
     with run.progress("score", None, "dialogs"):  # over before there was anything to tell
         pass
     assert capsys.readouterr().err == ""
