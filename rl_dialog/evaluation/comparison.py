@@ -248,8 +248,8 @@ def replace_table(text: str, table: str) -> str:
 
 
 def to_svg(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> str:
-    """One panel per task, one line per method: best full, last hollow, each with its interval; the dashed
-    line is the last checkpoint of bc."""
+    """One panel per task, five beside each other, one line per method: best full, last hollow, each with its
+    interval; the dashed line is the last checkpoint of bc."""
     having = [
         task for task in tasks if any(task.estimate(method, "last", task.figures[0]) for method in methods)
     ]
@@ -257,8 +257,13 @@ def to_svg(tasks: Sequence[ComparedTask], methods: Sequence[str]) -> str:
         raise UserError("expected at least one evaluated task to draw, got none")
     worlds = worlds_of(tasks, methods)
     panels = len(having) + bool(worlds)
-    figure = Figure(figsize=(1.6 + 3.4 * panels, 1.3 + 0.36 * len(methods)), layout="constrained")
-    all_axes = list(figure.subplots(1, panels, sharey=True, squeeze=False)[0])
+    columns = min(5, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(1.6 + 3.4 * columns, rows * (1.3 + 0.36 * len(methods))), layout="constrained")
+    all_axes = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for axes in all_axes[panels:]:
+        axes.set_visible(False)
+    del all_axes[panels:]
     if worlds:
         draw(all_axes[0], worlds, methods, COLOURS[1])
         _finish(all_axes.pop(0), methods)

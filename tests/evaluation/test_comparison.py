@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,17 @@ def test_the_plot_is_the_same_file_twice_and_names_every_method() -> None:
     assert svg.count('<g id="axes_') == 2
     with pytest.raises(UserError, match="at least one evaluated task"):
         to_svg([replace(TASK, metrics=None)], ["bc"])
+
+
+def test_many_tasks_stand_in_rows_of_five() -> None:
+    def drawn(count: int) -> tuple[str, float, float]:
+        svg = to_svg([replace(TASK, name=str(i), title=f"World {i}") for i in range(count)], ["bc", "ilql"])
+        width, height = re.search(r'width="([0-9.]+)pt" height="([0-9.]+)pt"', svg).groups()
+        return svg, float(width), float(height)
+
+    (_, width, height), (svg, same, twice) = drawn(5), drawn(7)
+    assert (same, twice) == (width, 2 * height)
+    assert [f"World {i}" in svg for i in range(7)] == [True] * 7 and svg.count('<g id="axes_') == 7
 
 
 @pytest.mark.parametrize(
