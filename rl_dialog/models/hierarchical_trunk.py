@@ -36,6 +36,9 @@ from rl_dialog.models.message_heads import MessageHeads
 from rl_dialog.models.recurrent_state import MessageStates, State, StateSlots
 
 OF_CONVERSATION = -1  # the number of z_conv among a row's latents
+# How loud latents are to a new decoder, beside the context: as loud, their noise drowns it, and a posterior
+# that has read the message saves the decoder from asking what was said before it.
+LATENTS_HEARD = 0.1
 
 
 @dataclass
@@ -68,7 +71,8 @@ class Replies:
 
 
 class HierarchicalPreTrained(PreTrainedModel):
-    """How the weights begin: orthogonal inside the GRUs, whose gates lean to keeping what they hold."""
+    """How the weights begin: orthogonal inside the GRUs, whose gates lean to keeping what they hold; small
+    where the decoder reads latents."""
 
     config_class = HierarchicalConfig
     base_model_prefix = "model"
@@ -89,6 +93,8 @@ class HierarchicalPreTrained(PreTrainedModel):
                         parameter.chunk(3)[1].fill_(1.0)
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
+            if isinstance(module, Known):
+                module.weight[:, self.config.hidden_size :] *= LATENTS_HEARD
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
@@ -112,6 +118,10 @@ class Blank(nn.Module):
         return torch.where(dropped[..., None], self.vector, values)
 
 
+class Known(nn.Linear):
+    """Of what a decoder knows of its message: the context's H numbers, then the latents."""
+
+
 class HierarchicalModel(HierarchicalPreTrained):
     """Encoder, context and decoder. Hidden states (B, T, H) are those of the decoder."""
 
@@ -125,9 +135,9 @@ class HierarchicalModel(HierarchicalPreTrained):
         self.encoder = nn.GRU(hidden, hidden, **between)
         self.context = nn.GRU(hidden + conversation, hidden, batch_first=True)
         self.decoder = nn.GRU(hidden, hidden, **between)
-        self.start = nn.Linear(hidden + message + conversation, layers * hidden)
+        self.start = Known(hidden + message + conversation, layers * hidden)
         reads = config.decoder_reads_context
-        self.reminder = nn.Linear(hidden + message + conversation, hidden) if reads else None
+        self.reminder = Known(hidden + message + conversation, hidden) if reads else None
         self.unknown_word = Blank(hidden) if config.word_drop else None
         self.unknown_message = Blank(hidden) if config.sentence_drop else None
         if message:

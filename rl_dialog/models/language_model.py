@@ -57,11 +57,12 @@ class ModelConfig:
     """chance of each word that a new hierarchical model's decoder reads to be hidden while it clones"""
     sentence_drop: float = 0.0
     """chance of each message to be hidden from a new hierarchical model's context while it clones"""
-    kl_annealing: float = 0.25
+    kl_annealing: float = 0.0
     """share of a run in which the weight of a latent's KL rises from 0 to 1 while it clones, in a new vhred
-    or vhcr, which keeps it"""
+    or vhcr, which keeps it; as long as latents cost little the context is not listened to"""
     free_bits: float = 0.0
-    """nats of KL that each latent of a new vhred or vhcr, which keeps them, may have for nothing"""
+    """nats of KL that each latent of a new vhred or vhcr, which keeps them, may have for nothing; in the run
+    that makes the model they are granted in its middle third, bit by bit, when its context is heard"""
     bow_weight: float = 0.0
     """weight of predicting the words of a message, in no order, from its latent, in a new vhred or vhcr"""
     emotion_weight: float = 0.0

@@ -309,12 +309,14 @@ class Policy(PreTrainedModel, GenerationMixin):
         if not self.training:
             return Bound(kl, kl)
         weight = min(1.0, batch.progress / config.kl_annealing) if config.kl_annealing else 1.0
+        # A latent that costs nothing from the start says what the context would have said.
+        granted = min(1.0, max(0.0, 3 * batch.progress - 1)) if self.start == "new" else 1.0
         words = None
         if terms.words is not None:
             states = batch.states[: batch.decisions]
             scores = self.output_layer.scores(self.lm, terms.words.flatten(0, 1)[states])
             words = config.bow_weight * scores.nll(batch.actions)[0]
-        return Bound(kl, weight * terms.penalty(config.free_bits), words)
+        return Bound(kl, weight * terms.penalty(granted * config.free_bits), words)
 
     def _regularisation(self, batch: Batch, terms: LatentTerms) -> Regularisation:
         """What the predictions of messages add; nothing outside of training, where they are only told."""

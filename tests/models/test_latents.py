@@ -167,14 +167,41 @@ def test_only_messages_that_are_learned_have_a_kl(tokenizer):
 def test_annealing_weighs_the_kl_in_training_only(tokenizer):
     batch = collate([tokenize(Dialog("0", TALK), tokenizer)[0]])
     batch.noise, batch.progress = torch.tensor([4]), 0.1
-    policy = policy_of(tokenizer, "vhred", kl_annealing=0.4, free_bits=50.0, bow_weight=2.0)
+    policy = policy_of(tokenizer, "vhred", kl_annealing=0.4, bow_weight=2.0)
     shown = policy.outputs(batch, learning=True).latents
     assert shown.penalty == shown.kl and shown.words is None
     policy.train()
     learned = policy.outputs(batch, learning=True).latents
-    assert learned.penalty.item() == pytest.approx(0.25 * 2 * 50)
+    assert learned.penalty.item() == pytest.approx(0.25 * shown.kl.item())
     hidden = policy.lm.base_model.words.weight
     assert learned.words > 0 and hidden.shape == (12, 1)
+
+
+@torch.no_grad()
+def test_a_new_model_gets_its_free_bits_in_the_middle_of_its_run(tokenizer):
+    """Two replies with 50 nats each: none yet, half of them, all; and all at once where a model goes on."""
+    batch = collate([tokenize(Dialog("0", TALK), tokenizer)[0]])
+    batch.noise = torch.tensor([4])
+    policy = policy_of(tokenizer, "vhred", free_bits=50.0).train()
+
+    def penalty(progress: float) -> float:
+        batch.progress = progress
+        return policy.outputs(batch, learning=True).latents.penalty.item()
+
+    assert penalty(0.3) < 20
+    assert [penalty(progress) for progress in (0.5, 0.7)] == pytest.approx([50, 100])
+    policy.start = "made"
+    assert penalty(0.0) == pytest.approx(100)
+
+
+@torch.no_grad()
+def test_a_new_decoder_hears_its_context_above_its_latents(tokenizer):
+    """A number of a latent moves its start and what it reads at each word less than one of the context."""
+    torch.manual_seed(0)
+    model = load_lm(ModelConfig(family="vhred", width=48, latent_size=16), tokenizer).base_model
+    for reader in (model.start, model.reminder):
+        heard, drawn = reader.weight.split([48, 16], 1)
+        assert 0 < drawn.norm(dim=0).max() < 0.3 * heard.norm(dim=0).min()
 
 
 def test_the_posterior_is_for_cloning_and_the_prior_for_values(tokenizer):
