@@ -59,7 +59,9 @@ def new_lm() -> HierarchicalLM:
     torch.manual_seed(0)
     shape = {"vocab_size": 5, "hidden_size": 32, "message_end_ids": (4,), "dropout": 0.05}
     return HierarchicalLM(
-        HierarchicalConfig(**shape, latent="message", latent_size=2, kl_annealing=0.2, initializer_range=0.2)
+        HierarchicalConfig(
+            **shape, latent="message", latent_size=2, decoder_reads_context=True, initializer_range=0.2
+        )
     )
 
 
