@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import random
 import time
 import tracemalloc
@@ -289,6 +290,17 @@ def test_what_no_reader_recognises_is_named_by_its_keys_or_its_encoding(tmp_path
     assert "got text that is not UTF-8 (convert it" in one_bad(read(latin)[1]).reason
 
 
+@pytest.mark.parametrize("kind", ["bz2", "zstd"])
+@pytest.mark.parametrize("reader", [None, "openai"])
+def test_a_file_packed_otherwise_is_named(tmp_path, kind, reader):
+    path = tmp_path / f"a.jsonl.{kind}"
+    with pa.output_stream(path, compression=kind) as file:
+        file.write(jsonl(GOOD).encode())
+    logs, bads, _ = find_logs([str(path)], reader=reader)
+    bads += [item for log in logs for item in read_log(log)]
+    assert f"expected a plain file, gzip or zip, got {kind}" in one_bad(bads).reason
+
+
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz"])
 def test_dialogs_before_the_cut_of_a_gzip_survive(tmp_path, name):
     rows = [
@@ -504,9 +516,24 @@ def test_elements_longer_than_a_piece_are_read_and_longer_than_the_limit_are_pas
     assert [item.value for item in items] == [1, None, None, 2] and "longer than 1000" in items[1].problem
 
 
-def test_text_after_the_array_is_an_error():
+@pytest.mark.parametrize(("text", "depth"), [(b"[1] 2", 1), (b"{} }", 0), (b'{"a": [1]} {"a": [2]}', 1)])
+def test_text_after_the_value_is_an_error(text, depth):
     with pytest.raises(JsonError, match="expected the end of the file"):
-        list(json_items(io.BufferedReader(io.BytesIO(b"[1] 2")), 1, 1000))
+        list(json_items(io.BufferedReader(io.BytesIO(text)), depth, 1000))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_objects_one_after_another_are_read_whatever_the_first_ones_length(tmp_path, indent):
+    """`datasets` names JSON lines .json; that a second line follows shows only behind a long first one."""
+    for length in (1, 200_000):
+        long = {"messages": [{"role": "user", "content": "x" * length}, REPLY]}
+        text = "\n".join(json.dumps(row, indent=indent) for row in (long, GOOD, GOOD))
+        dialogs, bads = read(write(tmp_path / "a.json", text))
+        assert not bads and [len(dialog.messages[0]["content"]) for dialog in dialogs] == [length, 2, 2]
+        assert len({dialog.id for dialog in dialogs}) == 3
+    text = "\n".join(json.dumps(row, indent=indent) for row in (long, long)) + '\n{"messages": nothing}\n'
+    dialogs, bads = read(write(tmp_path / "b.json", text + json.dumps(GOOD)))
+    assert len(dialogs) == 3 and one_bad(bads).where == "item 3"
 
 
 def test_beginning_closes_what_is_open():
@@ -647,6 +674,9 @@ def test_a_refusal_is_what_the_assistant_said(tmp_path):
     refused = {"role": "assistant", "content": None, "refusal": "I cannot."}
     (dialog,), bads = read(write(tmp_path / "a.jsonl", jsonl({"messages": [USER, refused]})))
     assert not bads and dialog.messages[1] == {**refused, "content": "I cannot."}
+    parts = {"role": "assistant", "content": [{"type": "refusal", "refusal": "I cannot."}]}
+    (dialog,), bads = read(write(tmp_path / "a.jsonl", jsonl({"messages": [USER, parts]})))
+    assert not bads and dialog.messages[1] == {"role": "assistant", "content": "I cannot."}
 
 
 def test_durations_of_parquet_are_text(tmp_path):
@@ -724,6 +754,8 @@ TRL = {
         {"prompt": "hi", "completion": [OTHER], "label": 0.0},
         [[USER, {**REJECTED, "feedback": {"vote": -1}}]],
     ),
+    "kto without a label": ({"prompt": "hi", "completion": "good", "label": math.nan}, [[USER, REPLY]]),
+    "kto without a label in text": ({"prompt": "hi", "completion": "good", "label": ""}, [[USER, REPLY]]),
     "implied prompt in text": (
         {"chosen": "The sky is blue.", "rejected": "The sky is blank."},
         [

@@ -23,6 +23,7 @@ RECORDS = 20  # records that are looked at: the first ones may be broken
 LINES = 100  # lines searched for them
 LINE = 1 << 20  # a longer line is judged by its beginning
 SQLITE = b"SQLite format 3\0"
+PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"7z\xbc\xaf\x27\x1c": "7z"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def look(path: str, member: str | None = None) -> Head:
         return Head(
             name, "", problem="expected UTF-8 text, got UTF-16; convert it with `iconv -f utf-16 -t utf-8`"
         )
+    if packed := next((kind for start, kind in PACKED.items() if data.startswith(start)), ""):
+        return Head(name, "", problem=f"expected a plain file, gzip or zip, got {packed}: unpack it")
     text = data.removeprefix(BOM).decode("utf-8", "replace")
     if not text.strip():
         return Head(
@@ -93,8 +96,8 @@ def _first_bytes(path: str, member: str | None) -> tuple[bytes, str]:
 
 
 def _json_kind(text: str, suffixes: set[str]) -> str:
-    """ "array" or "object" for one JSON value over the whole file, "lines" for a value per line, "" for
-    anything else."""
+    """ "array" for one JSON value over the whole file, "object" for one or for objects of several lines each,
+    "lines" for a value per line, "" for anything else."""
     named_lines = bool(suffixes & {".jsonl", ".ndjson"})
     start = text.lstrip()
     if start[0] == "[":
@@ -103,7 +106,8 @@ def _json_kind(text: str, suffixes: set[str]) -> str:
         return "lines" if named_lines else ""
     try:
         _, end = DECODER.raw_decode(start)
-        return "lines" if start[end:].lstrip().startswith("{") else "object"
+        one_line = "\n" not in start[:end]
+        return "lines" if one_line and start[end:].lstrip().startswith("{") else "object"
     except (
         ValueError,
         RecursionError,

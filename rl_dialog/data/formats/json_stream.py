@@ -39,10 +39,15 @@ class Item(NamedTuple):
 
 
 def json_items(stream: BinaryIO, depth: int, limit: int) -> Iterator[Item]:
-    """The elements `depth` levels below the top: 0 is the whole text, 1 its elements, 2 their elements. One
-    of more than `limit` characters is passed over and comes out with a problem."""
+    """The elements `depth` levels below the top: 0 is the whole text, and every object that follows it there;
+    1 its elements, 2 their elements. One of more than `limit` characters is passed over and comes out with a
+    problem."""
     window = _Window(stream, limit)
     yield from window.walk(depth, ())
+    for number in count(1) if depth == 0 else ():  # JSON lines whose first one goes on behind a file's head
+        if window.ahead() != "{":
+            break
+        yield window.item((number,))
     if window.ahead():
         raise JsonError(f"expected the end of the file after the closing bracket, got {window.excerpt()!r}")
 

@@ -87,11 +87,11 @@ def _message(message: Any, where: str) -> dict[str, Any]:
 
 def _text_part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text" or not isinstance(part.get("text"), str):
+    if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
         raise DialogError(
             f'{where}: expected {{"type": "text", "text": ...}} (dialogs are text only), got {kind or part!r}'
         )
-    return part["text"]
+    return part[kind]
 
 
 def context_only(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

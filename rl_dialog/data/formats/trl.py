@@ -25,8 +25,9 @@ from rl_dialog.data.schema import Dialog
 TURN = re.compile(
     r"(?:^|\n\n)(Human|Assistant): ?"
 )  # transcripts of the HH-RLHF kind, where the prompt is only implied
-# Tables in which some rows have no label write 1 and 0 as 1.0 and 0.0.
+# Tables in which some rows have no label write 1 and 0 as 1.0 and 0.0, and none as nan or (CSV) as nothing.
 LABELS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+UNLABELLED = ("none", "nan", "")
 
 
 def matches(head: Head) -> bool:
@@ -62,8 +63,9 @@ def _completion(log: LogFile, record: Record) -> Dialog:
     where = f"dialog {fields['id']!r}"
     messages = _messages(row["completion"], "assistant", f"{where}, completion")
     judgement: dict[str, Any] = {}
-    if row.get("label") is not None:
-        good = LABELS.get(str(row["label"]).lower())
+    label = str(row.get("label")).lower()
+    if label not in UNLABELLED:
+        good = LABELS.get(label)
         if good is None:
             raise mismatch(where, "true or false as `label`", row["label"])
         judgement = {"reward": float(good), "feedback": {"vote": 1 if good else -1}}
