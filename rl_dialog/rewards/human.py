@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rl_dialog.data.schema import Dialog, DialogError, is_number
 
 
@@ -44,7 +46,7 @@ def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
     to the replies before.
 
     `meta["ratings"]` is {name: number}; `name` picks one of them, without it their mean counts. Ratings that
-    are not finite numbers are left out.
+    are not finite numbers are left out. Raises DialogError where their sum is infinite.
     """
     ratings = dialog.meta.get("ratings")
     finite = (
@@ -56,6 +58,8 @@ def rating(dialog: Dialog, *, name: str | None = None) -> list[float | None]:
     values: list[float | None] = [None] * len(dialog.replies)
     if picked and values:
         values[-1] = sum(picked) / len(picked)
+        if math.isinf(values[-1]):
+            raise DialogError(f"dialog {dialog.id!r}: expected ratings that can be added up, got inf")
     return values
 
 

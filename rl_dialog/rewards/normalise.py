@@ -132,10 +132,14 @@ def weighted_sum(
 ) -> float | None:
     """A reply's reward: the sum of weight * normalised component over the `components` that apply to it.
 
-    None where none of them has a weight other than 0: a reward that nobody gave is not one of 0.
+    None where none of them has a weight other than 0: a reward that nobody gave is not one of 0. Infinite
+    where it is too large for a float.
     """
     weighted = {name: value for name, value in components.items() if weights[name]}
     if not weighted:
         return None
     weighted |= {name: normalisers[name](value) for name, value in weighted.items() if name in normalisers}
-    return math.fsum(weights[name] * value for name, value in weighted.items())
+    try:
+        return math.fsum(weights[name] * value for name, value in weighted.items())
+    except (OverflowError, ValueError):  # a sum that no float holds, inf - inf among them
+        return math.inf

@@ -110,6 +110,14 @@ def test_rewards_too_large_to_learn_from_are_an_error_of_the_dialog():
             DialogError, match=rf"dialog 'd': expected rewards and .* to 1e\+30, .* got {got}"
         ):
             apply_rewards(talk(), {"mine": lambda dialog, v=value: [None, v]}, {"mine": weight})
+    for one, other in ((1e308, 1e308), (1e308, -1e308)):  # and so would their sum be, or nothing at all
+        rewards = {"one": lambda dialog, v=one: [v, v], "other": lambda dialog, v=other: [v, v]}
+        with pytest.raises(DialogError, match=r"dialog 'd': expected rewards and .* got "):
+            apply_rewards(talk(), rewards, {"one": 10.0, "other": 10.0})
+    both = talk()
+    both.meta["ratings"] = {"quality": 1e308, "fluency": 1e308}
+    with pytest.raises(DialogError, match=r"dialog 'd': expected ratings .* got inf"):
+        apply_rewards(both, choose_rewards({"rating": 1.0}), {"rating": 1.0})
 
 
 def test_rewards_and_shards_import_neither_torch_nor_ray():
