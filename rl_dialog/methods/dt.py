@@ -72,13 +72,22 @@ class DT(BC):
     def prepare(
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
     ) -> tuple[list[Row], list[Row]]:
-        """Both splits with a bin token before every reply. Raises UserError when known returns are equal."""
-        edges = self._edges(np.concatenate([self._returns(row) for row in train]))
+        """Both splits with a bin token before every reply. Raises UserError when known returns are equal,
+        or none is in the wanted bin."""
+        known = np.concatenate([self._returns(row) for row in train])
+        edges, known = self._edges(known), known[~np.isnan(known)]
         ids = np.asarray(tokenizer.convert_tokens_to_ids(self._tokens), np.int32)
-        ids = ids[
-            [*range(len(edges)), self.bins - 1]
-        ]  # fewer bins than asked for (many equal returns): the best one keeps its name
-
+        # fewer bins than asked for (many equal returns): the best one keeps its name
+        bin_of = np.array([*range(len(edges)), self.bins - 1])
+        ids = ids[bin_of]
+        filled = np.unique(bin_of[np.searchsorted(edges, known, side="right")])
+        want = self.want % self.bins
+        if want not in filled:  # nothing would be learned of the token behind which it then says everything
+            raise UserError(
+                f"dt: expected replies of the training split in bin {want} (--method.want), got those of "
+                f"bins {filled.tolist()} (returns {known.min():g} to {known.max():g}, lower ends "
+                f"{edges.tolist()}): want one of these, or change --method.bins or --method.edges"
+            )
         header = self._header(tokenizer)
         wanted_id, unknown = tokenizer.convert_tokens_to_ids([self._tokens[self.want], UNKNOWN])
 

@@ -181,6 +181,20 @@ def test_given_edges_are_the_lower_ends_of_bins(told, make_row):
     assert [int(row.input_ids[1]) for row in rows] == [bad] * 7 + [good] * 3
 
 
+@pytest.mark.parametrize(
+    ("method", "rewards", "found"),
+    [
+        (DT(bins=4, want=2, by="reply"), (0.0, 1.0, 0.0, 1.0), r"\[0, 3\]"),  # two returns make two bins
+        (DT(edges=(10.0,), by="reply"), (1.0, 2.0, np.nan), r"\[0\]"),
+    ],
+)
+def test_a_bin_that_no_reply_is_in_cannot_be_asked_for(told, make_row, method, rewards, found):
+    """Nothing would be learned of its token, and all that the policy says stands behind it."""
+    made, rows = told(method), [make_row([9, 5], [(1, 1, reward)]) for reward in rewards]
+    with pytest.raises(UserError, match=f"dt: expected replies .* in bin . .*, got those of bins {found}"):
+        method.prepare(rows, [], made)
+
+
 @pytest.mark.parametrize(("bins", "edges"), [(2, (1.0, 2.0)), (3, (3.0, 3.0))])
 def test_edges_that_do_not_fit_the_bins(told, bins, edges):
     with pytest.raises(UserError, match="dt: expected . rising edges for . bins"):
