@@ -299,7 +299,10 @@ class Trainer:
             )
         )
         with contextlib.closing(log) if log else contextlib.nullcontext():
+            over = self.step >= self.total_steps  # a run that was over when it was resumed
             metrics = self._train(objective, log)
+        if over:  # what its last checkpoint was found to be like is still true
+            metrics = json.loads((self._pointer("latest") / "metrics.json").read_text(encoding="utf-8"))
         self._say_if_still_learning()
         units = {} if self.policy.value_unit == 1 else {"value_unit": self.policy.value_unit}
         units |= {

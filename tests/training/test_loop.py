@@ -590,6 +590,13 @@ def test_resuming_with_as_many_rows_of_other_rewards_is_refused(tmp_path: Path) 
         make_trainer(tmp_path, "ilql", replace(config, max_steps=2), rows=other).train()
 
 
+def test_a_run_that_is_over_still_tells_its_figures_when_resumed(tmp_path: Path) -> None:
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, report_to="none")
+    first, again = (make_trainer(tmp_path, "bc", config).train() for _ in range(2))
+    assert again == {name: value for name, value in first.items() if name in again}
+    assert again["eval/loss"] == first["eval/loss"]
+
+
 def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
     config = TrainerConfig(per_device_train_batch_size=4, max_steps=2, report_to="none")
     make_trainer(tmp_path, "bc", config).train()
