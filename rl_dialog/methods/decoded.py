@@ -9,10 +9,16 @@ from torch.utils.checkpoint import checkpoint
 from rl_dialog.methods.method import Method, Outputs
 from rl_dialog.methods.scores import Dense, Scores
 
+# Nats: log pi in `nll` of a token that the method never says (bcq outside its support, ilql behind its
+# top_k). What it never says moves with the language model, so a policy that learns soon says what its prior
+# never would; were that infinite, no episode would be better than another.
+NEVER = -20.0
+
 
 class Decoded(Scores):
     """`factor` times `method.decode(out)` (S, V), for methods that read `out.lm`, `out.q_target` and `out.v`
-    to act. Gradients go where those of `out` go; `nll` works in chunks of states, as everywhere."""
+    to act. Gradients go where those of `out` go; `nll` works in chunks of states, as everywhere, and is
+    finite (NEVER)."""
 
     def __init__(self, method: Method, out: Outputs, factor: float = 1.0) -> None:
         self.method, self.out, self.factor = method, out, factor
@@ -63,7 +69,8 @@ class Decoded(Scores):
 
         def of_part(part: slice) -> Tensor:
             log_pi = first.rows(part).dense().log_softmax(1)
-            return -log_pi.gather(1, actions[part, None]).squeeze(1)
+            logp = log_pi.gather(1, actions[part, None]).squeeze(1)
+            return -logp.masked_fill(logp.isneginf(), NEVER)
 
         each = [checkpoint(of_part, part, use_reentrant=False) for part in first.parts()]
         terms = torch.cat(each) if each else actions.new_zeros(0, dtype=torch.float32)

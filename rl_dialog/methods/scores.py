@@ -337,7 +337,8 @@ def entropy(scores: Scores, weight: Tensor) -> Tensor:
 
     def part_of_it(part: slice) -> Tensor:
         log_pi = first.rows(part).dense().log_softmax(1)
-        return -(weight[part] * (log_pi.exp() * log_pi).sum(1)).sum()
+        nats = log_pi.masked_fill(log_pi.isneginf(), 0.0)  # a token that is never said adds 0, not 0 inf
+        return -(weight[part] * (log_pi.exp() * nats).sum(1)).sum()
 
     first = scores.rows(slice(0, len(weight)))
     return sum(checkpoint(part_of_it, part, use_reentrant=False) for part in first.parts())

@@ -20,7 +20,7 @@ from rl_dialog.evaluation.rollouts import Rollouts
 from rl_dialog.methods import BCQ, GRPO, ILQL, PPO, RLOO, KLControl, MCReturns, Psi, Reinforce
 from rl_dialog.methods.decoded import Decoded
 from rl_dialog.methods.method import Outputs
-from rl_dialog.methods.scores import Dense
+from rl_dialog.methods.scores import Dense, entropy
 from rl_dialog.models.checkpoint import freeze_prior, load_prior, speaks_by_values, steering_of
 from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.policy import Policy
@@ -155,6 +155,23 @@ def test_a_step_moves_the_language_model_and_no_value(begin, tokenizer, tmp_path
         freeze_prior(other, tmp_path / "run/prior", tokenizer, started=True)
 
 
+@pytest.mark.parametrize("name", ["bcq", "ilql among the top"])
+def test_a_word_that_only_the_prior_would_never_say_ends_no_learning(
+    begin, tokenizer, tmp_path, name: str
+) -> None:  # noqa: ANN001
+    """The support moves with the language model, so from the second round on the policy says what its prior
+    has no probability for, and in a second pass a word may be one that it would no longer say."""
+    method = PPO(c=0.1, whiten=False, entropy_weight=0.01) if name == "bcq" else RLOO(c=0.1)
+    _, policy = begin(name, method)
+    frozen = freeze_prior(policy, tmp_path / "run/prior", tokenizer)
+    play = Rollouts(Wordy, Decoding(max_new_tokens=4), groups=2, group_size=2, seed=3)
+    settings = OnlineSettings(max_steps=3, warmup_steps=0, learning_rate=3e-2, eval_steps=0, report_to="none")
+    trainer = OnlineTrainer(policy, tokenizer, play, settings, tmp_path / "run", prior=frozen)
+    result = trainer.train()
+    assert result["train/kl_per_reply"] > 1 and result["train/grad_norm"] > 0
+    assert all(math.isfinite(result[f"train/{figure}"]) for figure in ("loss", "kl", "entropy"))
+
+
 def test_lowrank_values_are_no_start(make_policy, tmp_path) -> None:  # noqa: ANN001
     make_policy(ILQL(), heads="lowrank").save_pretrained(tmp_path / "start")
     with pytest.raises(UserError, match="expected a start whose values stay as they are, got lowrank"):
@@ -206,6 +223,15 @@ def test_the_first_gradient_is_that_of_the_decoded_policy(monkeypatch, method) -
         moved[s, a] = step
         rise = world.objective(steered(START + moved)) - world.objective(steered(START - moved))
         assert float(rise) / (2 * step) == pytest.approx(float(exact[s, a]), abs=1e-6)
+
+
+def test_what_is_never_said_has_a_bounded_probability_and_no_entropy() -> None:
+    """The second and the third token are outside the support: log pi = (0, -20, -20), entropy 0."""
+    logits = torch.tensor([[5.0, 1.0, 0.0]] * 3, requires_grad=True)
+    scores = Decoded(BCQ(beta=1.0), Outputs(Dense(logits), q_target=(Dense(torch.zeros(3, 3)),)))
+    total, nll = scores.nll(torch.tensor([0, 1, 2]))
+    (total + entropy(scores, torch.ones(3))).backward()
+    assert nll.tolist() == [0.0, 20.0, 20.0] and not logits.grad.any()
 
 
 def test_scores_of_what_is_decoded() -> None:
