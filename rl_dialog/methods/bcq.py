@@ -76,15 +76,16 @@ class BCQ(Method):
         return rate_of_targets(self.alpha, updates, progress)
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
-        zero = batch.rewards.new_zeros(())
-        lm, nll = out.lm.nll(batch.actions) if self.clone_weight else (zero, zero)
+        lm, nll = out.lm.nll(batch.actions) if self.clone_weight else (0.0, None)
         best = self.best_supported(out)
         y = batch.rewards + following(batch, best, self.gamma, self.discount)
         y = best_of_reply(out, batch, y, self.gamma, self.discount) if self.backup == "reply" else y
         y = started_from_returns(y, batch, self.warmup, self.gamma, self.discount, bootstrap=best)
         q = tuple(q.at(batch.actions) for q in out.q)
         q_loss = sum(((y - q_i).square() * batch.rated).sum() for q_i in q)
-        metrics = {"q_loss": q_loss, "nll": nll.sum(), "q": q[0].sum(), "target": y.sum()}
+        metrics = {"q_loss": q_loss, "q": q[0].sum(), "target": y.sum()}
+        if nll is not None:
+            metrics["nll"] = nll.sum()
         return Loss(
             q_loss + self.clone_weight * lm, {name: value.detach() for name, value in metrics.items()}
         )

@@ -213,11 +213,12 @@ class ILQL(Method):
             "q_loss": q_loss,
             "v_loss": v_loss,
             "cql_loss": cql,
-            "nll": nll.sum(),
             "q": q[0].sum(),
             "v": v.sum(),
             "advantage": advantage.sum(),
         }
+        if self.awac_weight or self.reg_to == "base_policy":  # else nobody asked the language model
+            metrics["nll"] = nll.sum()
         if self.dm_weight:
             metrics["dm_loss"] = self._margins(out, q)
             total = total + self.dm_weight * metrics["dm_loss"]

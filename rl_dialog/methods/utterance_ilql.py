@@ -95,15 +95,12 @@ class UtteranceILQL(Method):
         advantage = minimum(out.utterance_q_target) - v
         v_loss = (expectile(advantage, self.tau) * rated).sum()
 
-        weights = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip)
-        lm, nll = (
-            out.lm.nll(batch.actions, weights[batch.reply])
-            if self.awac_weight
-            else (v.new_zeros(()), v.new_zeros(()))
-        )
-        total = q_loss + v_loss + self.awac_weight * lm
-        metrics = {"q_loss": q_loss, "v_loss": v_loss, "reply_nll": nll.sum()}
+        total, metrics = q_loss + v_loss, {"q_loss": q_loss, "v_loss": v_loss}
         metrics |= {"q": out.utterance_q[0].sum(), "v": v.sum(), "advantage": advantage.sum()}
+        if self.awac_weight:
+            weights = (self.awac_beta * advantage.detach()).exp().clamp(max=self.awac_clip)
+            lm, nll = out.lm.nll(batch.actions, weights[batch.reply])
+            total, metrics["reply_nll"] = total + self.awac_weight * lm, nll.sum()
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
     def decode(self, out: Outputs) -> Tensor:
