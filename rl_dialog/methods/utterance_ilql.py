@@ -89,7 +89,7 @@ class UtteranceILQL(Method):
         y = earned + following(batch, out.v.detach(), self.gamma, "turn")[batch.turn_end]
         y = started_from_returns(
             y[batch.reply], batch, self.warmup, self.gamma, "turn", bootstrap=out.v.detach()
-        )[batch.turn_end]
+        )[batch.reply_starts]
         rated = batch.rated[batch.turn_end]
         q_loss = sum(((y - q).square() * rated).sum() for q in out.utterance_q)
         advantage = minimum(out.utterance_q_target) - v

@@ -66,6 +66,17 @@ def test_the_two_turn_chain(chain, truncated, last):
     assert UtteranceILQL().terms(batch) == 2
 
 
+def test_a_young_run_counts_all_that_a_reply_earned(make_row):
+    """-.5 at each of two tokens, then 2: at first y is what followed, (-1 + .9 * 2, 2), whatever V says."""
+    row = make_row([9, 1, 2, 9, 0], [(1, 2, -0.5), (4, 4, 2.0)])
+    batch = collate([row], spread="every_token")
+    batch.progress = 0.0
+    out = outputs(batch, [1.0, 99.0, 4.0])
+    loss = UtteranceILQL(gamma=0.9, **BARE).loss(out, batch)
+    expected = sum((torch.tensor([0.8, 2.0]) - head).square().sum() for head in out.utterance_q)
+    torch.testing.assert_close(loss.metrics["q_loss"], expected.detach())
+
+
 @pytest.mark.parametrize("tau", [0.5, 0.7])
 def test_v_is_the_expectile_of_the_smaller_target(chain, tau):
     """min Q' = (4, 1), V = (1, 4): x = (3, -3), L_V = tau 9 + (1 - tau) 9, and dV = (-6 tau, 6 (1 - tau)); no
