@@ -360,9 +360,11 @@ class Policy(PreTrainedModel, GenerationMixin):
             self.lm.enable_adapters()
 
     def train(self, mode: bool = True) -> Policy:
-        """Dropout on or off; never in a target trunk, in the target LM only where the method takes several
-        passes of it."""
+        """Dropout on or off; never in a language model that does not learn or in a target trunk, in the
+        target LM only where the method takes several passes of it."""
         super().train(mode)
+        if not self.method.trains_lm:
+            self.lm.eval()
         if getattr(self, "target_trunk", None) is not None:
             self.target_trunk.eval()
         if getattr(self, "lm_target", None) is not None:

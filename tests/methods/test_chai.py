@@ -164,3 +164,11 @@ def test_a_window_without_room_for_a_context(make_policy, make_row):
             pad_id=0,
             seed=0,
         )
+
+
+def test_the_frozen_lm_reads_replies_without_dropout_as_it_read_its_proposals(make_policy, make_row):
+    """Otherwise Q learns from states that neither the proposals nor the replies to choose from have."""
+    policy = make_policy(CHAI(), dropout=0.5)
+    batch = collate([make_row([9, 1, 2, 9, 5], [(1, 2, 0.5), (4, 4, 1.0)])])
+    acting = policy.eval().outputs(batch).utterance_q[0]
+    torch.testing.assert_close(policy.train().outputs(batch).utterance_q[0], acting)
