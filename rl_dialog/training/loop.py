@@ -303,6 +303,8 @@ class Trainer:
             metrics = self._train(objective, log)
         if over:  # what its last checkpoint was found to be like is still true
             metrics = json.loads((self._pointer("latest") / "metrics.json").read_text(encoding="utf-8"))
+            if self.policy.method.target_kl is not None:
+                self.policy.method = self._at_target_kl()
         self._say_if_still_learning()
         units = {} if self.policy.value_unit == 1 else {"value_unit": self.policy.value_unit}
         units |= {

@@ -51,6 +51,7 @@ VARIANTS = {  # settings that take another way through the loop
     "base policy": ILQL(reg_to="base_policy", double_q=False),
     "context": ILQL(transition_weight=0.5, mc_returns=True),
     "target trunk": ILQL(),
+    "target kl": ILQL(target_kl=0.5),
     "lora": ILQL(),
 }
 
@@ -592,9 +593,10 @@ def test_resuming_with_as_many_rows_of_other_rewards_is_refused(tmp_path: Path) 
 
 def test_a_run_that_is_over_still_tells_its_figures_when_resumed(tmp_path: Path) -> None:
     config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, report_to="none")
-    first, again = (make_trainer(tmp_path, "bc", config).train() for _ in range(2))
+    first, again = (make_trainer(tmp_path, "target kl", config).train() for _ in range(2))
     assert again == {name: value for name, value in first.items() if name in again}
     assert again["eval/loss"] == first["eval/loss"]
+    assert again["beta_in_rewards"] != pytest.approx(ILQL().in_rewards(first["value_unit"])["beta"])
 
 
 def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
