@@ -458,7 +458,8 @@ class Trainer:
         if self.policy.method.uses_prior and self.policy.has_latents:  # what it says depends on the noise
             for batch in batches:
                 batch.prior_logp = self.objective.prior_logp(batch)
-        measured = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
+        with self._autocast():  # as the prior was asked
+            measured = sum(self.policy.method.measure(self.policy.outputs(batch), batch) for batch in batches)
         measured = self._sum_over_workers(measured if counted else 0 * measured)
         for batch in batches:
             batch.measured = measured

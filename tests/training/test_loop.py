@@ -331,6 +331,18 @@ def test_a_worker_without_held_out_rows_adds_nothing_to_kto_s_divergence(
     assert found == [pytest.approx(alone._evaluation(), rel=1e-5)] * 3
 
 
+def test_kto_s_divergence_is_measured_with_the_numbers_that_the_prior_has(tmp_path: Path) -> None:
+    """With bf16 too: where training starts at the prior it is 0, not the rounding between two formats."""
+    trainer = make_trainer(tmp_path, "kto", TrainerConfig(report_to="none", bf16=True))
+    trainer.policy.lm.load_state_dict(trainer.objective._prior[0].members[0].lm.state_dict())
+    batch = trainer._collate(range(16), trainer.train_rows, 0)
+    trainer.policy.eval()
+    with trainer._autocast(), torch.no_grad():
+        batch.prior_logp = trainer.objective.prior_logp(batch)
+    trainer._measure([batch])
+    assert batch.measured.tolist() == [0.0, 8.0]
+
+
 def test_kto_s_divergence_has_dropout_whatever_came_before_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
