@@ -158,7 +158,7 @@ def _save_tokenizer(how: Tokenising, scored: Scored, directory: Path) -> int:
 def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
     """The message texts of every n-th dialog of the train split, with n such that about `limit` characters
     come out."""
-    step = math.ceil(scored.characters["train"] / limit)
+    step = math.ceil(scored.characters["train"] / limit) or 1  # nobody may have said a word
     seen = 0
     for path, count in scored.chunks["train"]:
         messages = pq.read_table(path, columns=["messages"]).column("messages")

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rl_dialog.cluster.data_directory import sample_texts
+from rl_dialog.cluster.scored import merge, write_table
 from rl_dialog.cluster.scoring import (
     FIGURES,
     RECORDS,
@@ -25,7 +27,7 @@ from rl_dialog.cluster.scoring import (
 )
 from rl_dialog.data.building import fingerprint
 from rl_dialog.data.readers import LogFile, find_logs
-from rl_dialog.data.schema import SPLITS, Dialog, write_jsonl
+from rl_dialog.data.schema import SPLITS, Dialog, to_table, write_jsonl
 from rl_dialog.data.splits import assign_split
 from rl_dialog.errors import UserError
 from rl_dialog.rewards import Statistics
@@ -179,3 +181,11 @@ def test_a_record_that_takes_too_long_goes_to_quarantine(tmp_path):
     assert len(row["id"]) == 2
     [line] = next((tmp_path / "out" / "quarantine").iterdir()).read_text().splitlines()
     assert "within 600 s" in json.loads(line)["reason"] and "--record_seconds" in line
+
+
+def test_a_tokenizer_is_trained_on_texts_where_there_are_any(tmp_path):
+    table = to_table([Dialog("d", [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}])])
+    write_table(table, tmp_path / "a.parquet")
+    scored = merge([], tmp_path, (), split_by="dialog")
+    scored.chunks["train"].append((str(tmp_path / "a.parquet"), 1))
+    assert list(sample_texts(scored)) == []
