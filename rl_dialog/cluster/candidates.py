@@ -100,7 +100,7 @@ def write_contexts(
     for number, dialog, i in _chosen(data, split, limit, total):
         if not i and not openings:
             skipped["openings"] += 1
-        elif dialog.messages[i]["content"] is None:
+        elif not dialog.messages[i]["content"] and dialog.messages[i].get("tool_calls"):
             skipped["tool_calls"] += 1
         else:
             pending.append(_context(dialog, i, split).to_row() | {"number": number})

@@ -254,7 +254,7 @@ def said(message: Mapping[str, Any]) -> str:
     """What a message says: its text, or where it only calls tools the JSON of the calls."""
     return (
         message["content"]
-        if message.get("content") is not None
+        if message.get("content") or not message.get("tool_calls")
         else json.dumps(message["tool_calls"], ensure_ascii=False)
     )
 

@@ -41,8 +41,9 @@ class Contexts:
         for dialog in read_dialogs(data, split):
             for i in dialog.replies:
                 context = [_plain(message) for message in dialog.messages[:i]]
-                if context and dialog.messages[i]["content"] is not None:
-                    found.setdefault(json.dumps(context), (context, dialog.messages[i]["content"]))
+                reply = dialog.messages[i]
+                if context and (reply["content"] or not reply.get("tool_calls")):
+                    found.setdefault(json.dumps(context), (context, reply["content"]))
         if not found:
             raise UserError(
                 f"--contexts {data}: expected replies with something before them, got none in {split}"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, DialogError, read_jsonl, to_table, write_jsonl
+from rl_dialog.data.schema import ARROW_SCHEMA, Dialog, DialogError, read_jsonl, said, to_table, write_jsonl
 from rl_dialog.errors import UserError
 
 USER = {"role": "user", "content": "hi"}
@@ -306,3 +306,10 @@ def _types(dialog):
 def _says(error, parts):
     for part in parts:
         assert part in str(error.value), f"expected {part!r} in {error.value}"
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_message_that_only_calls_tools_says_its_calls(nothing):
+    """Half of the clients write "" where the others write null."""
+    assert said(reply(nothing, tool_calls=CALL)) == json.dumps(CALL, ensure_ascii=False)
+    assert said(reply("wait", tool_calls=CALL)) == "wait" and said(reply("")) == ""

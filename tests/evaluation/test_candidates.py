@@ -6,9 +6,11 @@ import csv
 import numpy as np
 import pytest
 
+from rl_dialog.cluster import candidates as cluster_candidates
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation import contexts
 from rl_dialog.evaluation.candidates import (
     Candidates,
     candidate_measures,
@@ -235,3 +237,18 @@ def test_another_policys_critic_ranks_the_same_replies(make_policy, tokenizer):
     other = Policy(load_lm(ModelConfig(layers=1, width=16, attention_heads=2, context=64), smaller), ILQL())
     with pytest.raises(UserError, match="--ranker: expected a checkpoint with the .* tokens of the policy"):
         make_candidates(policy, tokenizer, contexts, SHORT, count=2, similarities=f1, ranker=other)
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_reply_that_only_calls_tools_is_no_empty_reply(monkeypatch, tmp_path, nothing):
+    call = {"role": "assistant", "content": nothing, "tool_calls": [{"function": {"name": "f"}}]}
+    ask = {"role": "user", "content": "call it"}
+    logged = [Dialog("tool", [ask, call]), Dialog("text", [ask, {"role": "assistant", "content": ""}])]
+    for module in (cluster_candidates, contexts):
+        monkeypatch.setattr(module, "read_dialogs", lambda *_: logged)
+    settings = {"limit": 0, "total": 2, "size": 9, "openings": True}
+    shards, skipped = cluster_candidates.write_contexts(tmp_path, "train", tmp_path, **settings)
+    assert skipped["tool_calls"] == 1 and shards[0]["contexts"] == 1
+    logged.pop()
+    with pytest.raises(UserError, match="expected replies with something before them"):
+        contexts.Contexts("data", "train", {}, {})
