@@ -451,9 +451,7 @@ def _render(
         if dialog.truncated and messages[-1]["role"] != "assistant"
         else text
     )
-    encoded = tokenizer(final, add_special_tokens=False, return_offsets_mapping=True)
-    ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-    token_starts = np.asarray([start for start, _ in encoded["offset_mapping"]], dtype=np.int64)
+    ids, token_starts = _tokens(tokenizer, final, sorted(prompts.values()))
 
     def positions(characters: dict[int, int]) -> dict[int, int]:
         return dict(
@@ -470,6 +468,27 @@ def _render(
     }
     starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or lengths else []
     return _Rendered(ids, starts, actions, action_ends)
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerFast, text: str, prompts: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(T,) ids and the characters at which they begin. A token that would reach across the end of one of the
+    `prompts` (" hello" behind "BOT: ") is none that a policy could write there: the text is cut in its
+    middle."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+    starts, ends = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
+    before = np.searchsorted(starts, prompts, side="left") - 1
+    cuts = [
+        end for end, token in zip(prompts, before.tolist(), strict=True) if token >= 0 and ends[token] > end
+    ]
+    if not cuts:
+        return ids, starts
+    borders = [0, *cuts, len(text)]
+    pieces = [_tokens(tokenizer, text[start:stop], []) for start, stop in itertools.pairwise(borders)]
+    shifted = [piece + start for (_, piece), start in zip(pieces, borders, strict=False)]
+    return np.concatenate([piece for piece, _ in pieces]), np.concatenate(shifted)
 
 
 Lengths = tuple[

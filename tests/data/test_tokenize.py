@@ -908,3 +908,27 @@ def test_a_chat_model_that_ends_turns_with_another_token_than_its_eos(chatml, tm
 def test_a_template_that_names_eos_keeps_it(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).eos_token == END
+
+
+@pytest.mark.parametrize(("asks", "text"), [("BOT: ", "hello there"), ("BOT:", " é")])
+def test_a_reply_begins_behind_its_prompt_whatever_the_tokenizer_would_join(asks, text):
+    """A byte-level token holds the space before a word: a prompt may end inside one."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(special_tokens=["<e>"], initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(["BOT: hello there"] * 9, trainer)
+    joining = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<e>")
+    joining.chat_template = (
+        "{% for m in messages %}{{ 'ASKS' if m.role == 'assistant' else 'YOU:' }}{{ m.content }}<e>"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'ASKS' }}{% endif %}"
+    ).replace("ASKS", asks)
+    turns = [user("hi"), reply(text)]
+    [row] = tokenize(dialog(*turns, *turns), joining)
+    said = [row.input_ids[a : b + 1] for a, b in zip(row.reply_starts, row.reply_ends, strict=True)]
+    assert list(map(joining.decode, said)) == [f"{text}<e>"] * 2
+    assert joining.decode(row.input_ids) == f"YOU:hi<e>{asks}{text}<e>" * 2
+    assert row.input_ids[: row.reply_starts[0]].tolist() == encode_prompt(turns[:1], joining, max_length=99)
