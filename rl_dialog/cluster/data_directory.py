@@ -75,7 +75,7 @@ def fill_directory(
     work, tokenizer = directory / WORK, directory / "tokenizer"
     with progress("score", None) as step:
         scored = score_logs(logs, scoring, work, concurrency=concurrency, progress=step)
-    _check_scored(scored, bad)
+    _check_scored(scored, bad, split=scoring.split)
     _check_rating(scored, scoring)
     weights, normalisers = scoring.weights, normalisers or _fitted(kinds, scored, scoring)
     vocab_size = _save_tokenizer(tokenising, scored, tokenizer)
@@ -106,7 +106,7 @@ def _fitted(kinds: Mapping[str, str], scored: Scored, scoring: Scoring) -> dict[
     return fit_normalisers(kinds, statistics.summary(scoring.weights)["components"], scored.ranked)
 
 
-def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
+def _check_scored(scored: Scored, bad: Sequence[Bad], *, split: str) -> None:
     total = sum(scored.dialogs.values())
     if not total:
         silent = sum(count["no_reply"] for count in scored.counts.values())
@@ -117,6 +117,7 @@ def _check_scored(scored: Scored, bad: Sequence[Bad]) -> None:
         raise UserError(f"expected at least one dialog with an assistant reply, got {counts}")
     if not scored.dialogs["train"]:
         fix = "lower --validation and --test, choose another --seed or --split_by dialog, or give more logs"
+        fix = "--split hash draws one, whatever the logs declare" if split == "declared" else fix
         raise UserError(f"no dialog of {total} fell into the train split: {fix}")
 
 

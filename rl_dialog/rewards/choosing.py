@@ -56,7 +56,9 @@ def read_label_weights(entries: Sequence[str]) -> dict[str, float]:
         try:
             counts[label] = float(number)
         except ValueError:
-            raise UserError(f"--label_weights {entry}: expected LABEL=NUMBER") from None
+            counts[label] = math.nan
+        if not label or not math.isfinite(counts[label]):
+            raise UserError(f"--label_weights {entry}: expected LABEL=NUMBER")
     return counts
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rl_dialog.cluster.data_directory import sample_texts
+from rl_dialog.cluster.data_directory import _check_scored, sample_texts
 from rl_dialog.cluster.scored import merge, write_table
 from rl_dialog.cluster.scoring import (
     FIGURES,
@@ -189,3 +189,11 @@ def test_a_tokenizer_is_trained_on_texts_where_there_are_any(tmp_path):
     scored = merge([], tmp_path, (), split_by="dialog")
     scored.chunks["train"].append((str(tmp_path / "a.parquet"), 1))
     assert list(sample_texts(scored)) == []
+
+
+def test_logs_that_declare_no_train_split_are_told_what_helps(tmp_path):
+    scored = merge([], tmp_path, (), split_by="first_turn")
+    scored.chunks["test"].append(("a.parquet", 2))
+    for split, fix in (("declared", "--split hash"), ("hash", "lower --validation and --test")):
+        with pytest.raises(UserError, match=f"no dialog of 2 fell into the train split: {fix}"):
+            _check_scored(scored, [], split=split)

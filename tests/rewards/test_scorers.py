@@ -420,3 +420,6 @@ def test_a_label_counts_once():
     assert read_label_weights(["joy=1", "a=b=-1"]) == {"joy": 1.0, "a=b": -1.0}
     with pytest.raises(UserError, match="--label_weights joy=0: expected each label once, got joy twice"):
         read_label_weights(["joy=1", "joy=0"])
+    for entry in ("joy", "=1", "joy=nan", "joy=-inf", "joy=1e999"):
+        with pytest.raises(UserError, match=f"--label_weights {entry}: expected LABEL=NUMBER"):
+            read_label_weights([entry])
