@@ -387,7 +387,8 @@ def _by_content(
         ),
         None,
     )
-    if auxiliary and (recognised is None and forced is None or forced and not file.named):
+    unread = recognised != forced and not file.named if forced else recognised is None
+    if auxiliary and unread:
         return Skipped(file.name, auxiliary)
     if name := forced or recognised:
         return LogFile(file.path, name, file.member, _reader(name).corpus(head) or file.corpus)

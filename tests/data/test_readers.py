@@ -103,9 +103,13 @@ def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     )
 
 
-def test_a_log_with_the_name_of_an_auxiliary_file_is_still_read(tmp_path):
+@pytest.mark.parametrize("reader", [None, "openai"])
+def test_a_log_with_the_name_of_an_auxiliary_file_is_still_read(tmp_path, reader):
     write(tmp_path / "schema.json", json.dumps([GOOD]))
-    assert len(read(tmp_path)[0]) == 1
+    write(tmp_path / "database" / "chats.jsonl", jsonl(GOOD))
+    write(tmp_path / "database" / "hotels.json", json.dumps({"hotels": []}))
+    dialogs, bads = read(tmp_path, reader=reader)
+    assert len(dialogs) == 2 and not bads
 
 
 def test_reader_forces_one_by_name(tmp_path):
