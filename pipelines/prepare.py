@@ -62,7 +62,7 @@ def main(config: PrepareConfig) -> dict[str, Any]:
     logs, bad, skipped = find_logs(places, reader=config.reader)
     shown = tuple(shown_url(database_url(path)) if "://" in path else path for path in config.logs)
     config = replace(config, logs=shown)  # no password goes further
-    check_logs(config, logs, bad, out, overwrite=config.overwrite)
+    check_logs(config, logs, bad, skipped, out, overwrite=config.overwrite)
     weights = weights_of(config)
     if weights is None and not config.quiet:
         print("no --rewards given: a reply's reward is the one its log has (logged 1)")

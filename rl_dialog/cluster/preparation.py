@@ -14,7 +14,7 @@ from rl_dialog.cluster.data_directory import Tokenising
 from rl_dialog.cluster.scoring import Scoring
 from rl_dialog.config import to_dict
 from rl_dialog.data.building import recipe_of
-from rl_dialog.data.readers import Bad, LogFile
+from rl_dialog.data.readers import Bad, LogFile, Skipped
 from rl_dialog.errors import UserError
 from rl_dialog.own import files_of_own
 from rl_dialog.rewards import REWARDS, choosing
@@ -102,14 +102,21 @@ class Preparation:
 
 
 def check_logs(
-    config: Preparation, logs: Sequence[LogFile], bad: Sequence[Bad], out: Path, *, overwrite: bool
+    config: Preparation,
+    logs: Sequence[LogFile],
+    bad: Sequence[Bad],
+    skipped: Sequence[Skipped],
+    out: Path,
+    *,
+    overwrite: bool,
 ) -> None:
     """Raises UserError where there is nothing to read, or where it would be overwritten."""
     if config.strict and bad:
         raise UserError(f"{bad[0]} (a strict run stops at the first bad file)")
     if not logs:
-        others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        reason = f": {bad[0]}{others}" if bad else ""
+        unread = [*map(str, bad), *(f"{skip.file}: {skip.reason}" for skip in skipped)]
+        others = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
+        reason = f": {unread[0]}{others}" if unread else ""
         raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
     inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
     if inside and overwrite:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rl_dialog.cluster.data_directory import _check_scored, sample_texts
+from rl_dialog.cluster.preparation import Preparation, check_logs
 from rl_dialog.cluster.scored import merge, write_table
 from rl_dialog.cluster.scoring import (
     FIGURES,
@@ -197,3 +198,11 @@ def test_logs_that_declare_no_train_split_are_told_what_helps(tmp_path):
     for split, fix in (("declared", "--split hash"), ("hash", "lower --validation and --test")):
         with pytest.raises(UserError, match=f"no dialog of 2 fell into the train split: {fix}"):
             _check_scored(scored, [], split=split)
+
+
+def test_where_nothing_is_read_the_reason_is_said(tmp_path):
+    (tmp_path / "chats.md").write_text("hi")
+    logs, bad, skipped = find_logs([str(tmp_path / "chats.md")], reader="json:load")
+    told = r"found none that can be read: .*chats\.md: documentation or code"
+    with pytest.raises(UserError, match=told):
+        check_logs(Preparation(logs=("chats.md",)), logs, bad, skipped, tmp_path, overwrite=False)
