@@ -43,6 +43,7 @@ from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, open_log, shown
 from rl_dialog.data.formats.records import Record, dialogs
 from rl_dialog.data.schema import Dialog, DialogError
+from rl_dialog.data.shards import FORMAT, MANIFEST
 from rl_dialog.errors import UserError, page
 from rl_dialog.own import line_in, own
 
@@ -313,15 +314,24 @@ def _search(path: Path) -> Iterator[_File]:
 
 def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Every file below a folder that is not hidden; links to folders are followed, except back to one we came
-    from."""
-    real_folder = os.path.realpath(folder)
+    from. Below a data directory are its tokenizer and its pairs, which repeat what its shards hold."""
+    real_folder, is_data = os.path.realpath(folder), _is_data_directory(folder)
     for entry in sorted(folder.iterdir()) if real_folder not in above else ():
         if _hidden([entry.name]):
             continue
         if entry.is_dir():
-            yield from _files(entry, above | {real_folder})
+            yield from () if is_data else _files(entry, above | {real_folder})
         elif entry.is_file():
             yield entry
+
+
+def _is_data_directory(folder: Path) -> bool:
+    """Whether `prepare` wrote it, in whichever version."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
 def _unpacked(file: _File) -> Iterator[_File]:
@@ -470,7 +480,9 @@ def _distinct(logs: list[LogFile]) -> list[LogFile]:
     shared = Counter((log.corpus, log.stem) for log in logs)
     generic = {"dialog", "trl", "openai", "sharegpt", "neural_chat"}
     return [
-        replace(log, corpus=log.name) if shared[log.corpus, log.stem] > 1 and log.reader in generic else log
+        replace(log, corpus=log.name)
+        if shared[log.corpus, log.stem] > 1 and (log.reader in generic or _is_own(log.reader))
+        else log
         for log in logs
     ]
 

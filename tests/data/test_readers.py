@@ -43,6 +43,11 @@ def read(*paths, reader=None, **options) -> tuple[list[Dialog], list[Bad]]:
     ]
 
 
+def read_lines(file) -> list[dict]:
+    """A reader of one's own."""
+    return list(map(json.loads, file))
+
+
 def one_bad(bads: list[Bad]) -> Bad:
     assert len(bads) == 1, bads
     assert json.loads(json.dumps(asdict(bads[0]))) == asdict(bads[0])
@@ -191,10 +196,24 @@ def test_a_reader_of_ones_own_gets_every_file_but_documents_and_our_outputs(tmp_
     assert sorted(Path(entry.file).name for entry in skipped) == left
 
 
-def test_ids_made_for_records_without_one_are_stable_and_distinct(tmp_path):
+def test_of_a_data_directory_the_shards_are_read_and_nothing_below(tmp_path):
+    """Its pairs are the same replies again, with other rewards; its tokenizer is no log."""
+    write_jsonl([Dialog("d", GOOD["messages"])], write(tmp_path / "data" / "a.jsonl", ""))
+    write(tmp_path / "data" / "tokenizer" / "tokenizer.json", "{}")
+    pair = {"prompt": "hi", "chosen": "hello", "rejected": "no"}
+    write(tmp_path / "data" / "pairs" / "train.jsonl", jsonl(pair))
+    assert len(read(tmp_path)[0]) == 3  # no data directory yet
+    write(tmp_path / "data" / "manifest.json", '{"format": "rl_dialog.data"}')
+    dialogs, bads = read(tmp_path)
+    assert [dialog.id for dialog in dialogs] == ["d"] and not bads
+    assert len(read(tmp_path / "data" / "pairs")[0]) == 2
+
+
+@pytest.mark.parametrize("reader", [None, f"{__name__}:read_lines"])
+def test_ids_made_for_records_without_one_are_stable_and_distinct(tmp_path, reader):
     for name in ("a.jsonl", "a.json", "x/a.jsonl"):
         write(tmp_path / name, jsonl(GOOD, GOOD))
-    first, second = read(tmp_path)[0], read(tmp_path)[0]
+    first, second = read(tmp_path, reader=reader)[0], read(tmp_path, reader=reader)[0]
     assert len({dialog.id for dialog in first}) == 6
     assert [dialog.id for dialog in first] == [dialog.id for dialog in second]
     alone = read(write(tmp_path / "y/march.jsonl", jsonl(GOOD, GOOD)))[0]
