@@ -115,10 +115,12 @@ class Lucky(House):
 
 
 class Late(House):
-    """Ignores its seed."""
+    """Ignores its seed: three doors alone would be the same ones again in one run of some hundred."""
 
     def reset(self, *, seed=None):
-        return super().reset(seed=time.perf_counter_ns())
+        _, info = super().reset(seed=time.perf_counter_ns())
+        self.messages[0]["content"] += f" It is {time.perf_counter_ns()}."
+        return list(self.messages), info
 
 
 class Tired(House):
