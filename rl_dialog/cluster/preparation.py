@@ -118,7 +118,14 @@ def check_logs(
         others = f" (and {len(unread) - 1} more)" if len(unread) > 1 else ""
         reason = f": {unread[0]}{others}" if unread else ""
         raise UserError(f"expected logs in {', '.join(config.logs)}, found none that can be read{reason}")
-    inside = next((log.path for log in logs if Path(log.path).is_relative_to(out)), None)
+    inside = next(
+        (
+            log.path
+            for log in logs
+            if Path(log.path).is_relative_to(out) or Path(log.path).resolve().is_relative_to(out.resolve())
+        ),
+        None,
+    )
     if inside and overwrite:
         raise UserError(
             f"{inside} is a log inside {out}, which --overwrite would replace: choose another --output_dir"

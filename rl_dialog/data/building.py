@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +20,10 @@ import psutil
 
 from rl_dialog.data.formats import served
 from rl_dialog.data.readers import LogFile
-from rl_dialog.data.shards import MANIFEST, VERSION, load_manifest
+from rl_dialog.data.shards import MANIFEST, RECIPE, VERSION, load_manifest
 from rl_dialog.errors import UserError, room_for
 
-RECIPE = "recipe.json"  # in a data directory in the making
+OWNER = re.compile(r"(\d+)-[^-]+")  # what follows this machine's name; what gpu-head left is not gpu's
 
 
 @contextmanager
@@ -32,8 +33,9 @@ def building(out: Path, *, overwrite: bool, recipe: str = "") -> Iterator[Path]:
 
     What a killed or interrupted run on this machine left is taken over if its `recipe` was the same, and
     removed otherwise; an error leaves nothing. Raises NoRoom on a full disk, UserError when `out` holds
-    something: with `overwrite` a data directory is replaced, and nothing else.
+    something: with `overwrite` a data directory is replaced, and nothing else. A link is followed.
     """
+    out = out.resolve()
     _check_place(out, overwrite=overwrite)
     with room_for(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,8 @@ def _take_over(out: Path, recipe: str) -> Path:
         raise
     has_leftover = False
     for leftover in sorted(out.parent.glob(f"{glob.escape(mine)}*")):
-        if psutil.pid_exists(int(leftover.name.removeprefix(mine).partition("-")[0])):
+        pid = OWNER.fullmatch(leftover.name.removeprefix(mine))
+        if pid is None or psutil.pid_exists(int(pid[1])):
             continue
         noted = leftover / RECIPE
         if recipe and not has_leftover and noted.is_file() and noted.read_text(encoding="utf-8") == recipe:

@@ -43,7 +43,7 @@ from rl_dialog.data.formats.json_stream import JsonError
 from rl_dialog.data.formats.log_file import Bad, LogFile, Skipped, full_name, open_log, shown
 from rl_dialog.data.formats.records import Record, dialogs
 from rl_dialog.data.schema import Dialog, DialogError
-from rl_dialog.data.shards import FORMAT, MANIFEST
+from rl_dialog.data.shards import FORMAT, MANIFEST, RECIPE
 from rl_dialog.errors import UserError, page
 from rl_dialog.own import line_in, own
 
@@ -314,13 +314,15 @@ def _search(path: Path) -> Iterator[_File]:
 
 def _files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Every file below a folder that is not hidden; links to folders are followed, except back to one we came
-    from. Below a data directory are its tokenizer and its pairs, which repeat what its shards hold."""
+    from. Below a data directory are its tokenizer and its pairs, which repeat what its shards hold; one in
+    the making holds what is only half read."""
     real_folder, is_data = os.path.realpath(folder), _is_data_directory(folder)
     for entry in sorted(folder.iterdir()) if real_folder not in above else ():
         if _hidden([entry.name]):
             continue
         if entry.is_dir():
-            yield from () if is_data else _files(entry, above | {real_folder})
+            in_the_making = ".tmp-" in entry.name and (entry / RECIPE).is_file()
+            yield from () if is_data or in_the_making else _files(entry, above | {real_folder})
         elif entry.is_file():
             yield entry
 

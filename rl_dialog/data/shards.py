@@ -33,6 +33,7 @@ from rl_dialog.errors import UserError
 FORMAT = "rl_dialog.data"
 VERSION = 3  # 1 wrote the reward 0 where there was none; 2 did not know what followed a window
 MANIFEST = "manifest.json"
+RECIPE = "recipe.json"  # in a data directory in the making (building.py)
 BATCH_DIALOGS = 1024  # dialogs decoded at a time when reading
 
 TOKENS = pa.struct(

@@ -206,3 +206,11 @@ def test_where_nothing_is_read_the_reason_is_said(tmp_path):
     told = r"found none that can be read: .*chats\.md: documentation or code"
     with pytest.raises(UserError, match=told):
         check_logs(Preparation(logs=("chats.md",)), logs, bad, skipped, tmp_path, overwrite=False)
+
+
+def test_logs_in_a_folder_that_is_linked_are_not_overwritten(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    logs = [LogFile(str(tmp_path / "disk/chats.jsonl"), "openai")]
+    with pytest.raises(UserError, match="is a log inside .*, which --overwrite would replace"):
+        check_logs(Preparation(), logs, [], [], tmp_path / "out", overwrite=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,21 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path):
     with building(out, overwrite=False) as directory:
         assert list(tmp_path.glob("out.tmp-*")) == [directory]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "out"]
+
+
+def test_a_linked_folder_is_filled_where_it_lies(tmp_path):
+    (tmp_path / "disk/out").mkdir(parents=True)
+    (tmp_path / "out").symlink_to(tmp_path / "disk/out")
+    with building(tmp_path / "out", overwrite=False) as directory:
+        (directory / "new").touch()
+    assert (tmp_path / "out").is_symlink() and (tmp_path / "out/new").exists()
+    assert [p.name for p in (tmp_path / "disk").iterdir()] == ["out"]
+
+
+def test_what_a_machine_with_a_longer_name_makes_is_left_alone(tmp_path):
+    others = [f"out.tmp-{platform.node()}-{rest}" for rest in ("head-77-abc", "4194400-77-abc")]
+    for name in others:
+        (tmp_path / name).mkdir()
+    with building(tmp_path / "out", overwrite=False):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["out", *others])

@@ -80,6 +80,14 @@ def test_the_reader_is_chosen_by_content_not_by_extension(tmp_path):
     assert len(read(packed)[0]) == 1
 
 
+def test_a_data_directory_in_the_making_beside_the_logs_is_not_read(tmp_path):
+    write(tmp_path / "a.jsonl", jsonl(GOOD))
+    write(tmp_path / "out.tmp-gpu-77-abc/recipe.json", "{}")
+    write(tmp_path / "out.tmp-gpu-77-abc/work/train/0.jsonl", jsonl(GOOD))
+    write(tmp_path / "cooking.tmp-1/b.jsonl", jsonl(GOOD))  # another program's
+    assert [Path(log.path).name for log in find_logs([str(tmp_path)])[0]] == ["a.jsonl", "b.jsonl"]
+
+
 def test_other_files_are_skipped_and_unknown_ones_are_reported(tmp_path):
     write(tmp_path / "a.jsonl", jsonl(GOOD))
     quoted = "# How a line looks\n" + jsonl(GOOD)
@@ -288,6 +296,16 @@ def test_byte_order_mark_crlf_and_blank_lines(tmp_path, name):
     dialogs, bads = read(write(tmp_path / name, text))
     assert len(dialogs) == 2 and not bads
     assert dialogs[0].messages == GOOD["messages"]
+
+
+def test_a_spreadsheet_row_of_empty_cells_is_blank(tmp_path):
+    path = write(tmp_path / "a.csv", 'prompt,completion\nhi,yo\n,\n\n" ",\nbye,\n,\n')
+    dialogs, bads = read(path)
+    assert [[message["content"] for message in dialog.messages] for dialog in dialogs] == [
+        ["hi", "yo"],
+        ["bye", ""],
+    ]
+    assert not bads
 
 
 def test_a_csv_with_a_column_twice_gives_no_rows(tmp_path):

@@ -171,7 +171,7 @@ def csv_rows(log: LogFile, *, max_line_bytes: int) -> Iterator[Record | Bad]:
                 return
             if row is None:
                 return
-            if not row:
+            if not any(map(str.strip, row)):  # below a table spreadsheets write rows of nothing but commas
                 continue
             if not header:
                 header = row
