@@ -35,7 +35,7 @@ def scoring_from_anywhere(similarity: str, path: str, reward_model: str) -> Scor
 
     A run folder stands for its best checkpoint.
     """
-    if path and Path(path).is_dir():
+    if path and Path(path).exists():
         is_run = (Path(path) / "best").is_file() or (Path(path) / "latest").is_file()
         path = str(Path(resolve(path) if is_run else path).absolute())
     if reward_model and Path(reward_model).is_dir():
@@ -99,6 +99,9 @@ def generator_of(checkpoint: str, ingredients: dict[str, Any]) -> str:
 
 
 def _read_from(path: str) -> Any:
+    """What a folder or a file holds; a hub's name as it is."""
+    if path and Path(path).is_file():
+        return _sha256(Path(path))
     return _fingerprints(Path(path)) if path and Path(path).is_dir() else path
 
 

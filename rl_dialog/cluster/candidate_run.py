@@ -40,10 +40,11 @@ class CandidateSettings(Decoding):
     tries: int = 2
     """when sampling: rounds of draws, each for what duplicates left missing"""
     similarity: str = "token_f1"
-    """what a reply earns: token_f1, chrf, bleu, meteor, embedding, bert_score or bleurt
-    (rl_dialog/rewards/README.md)"""
+    """what a reply earns: token_f1, chrf, bleu, meteor, average, extrema, greedy, emotion, embedding,
+    bert_score or bleurt (rl_dialog/rewards/README.md)"""
     similarity_path: str = ""
-    """the WordNet folder, encoder or BLEURT checkpoint of the similarities that need one"""
+    """the WordNet folder, word vectors, classifier, encoder or BLEURT checkpoint of the similarities that
+    read one"""
     reward_model: str = ""
     """a model of `fit_reward`: what it says of a reply is the reward, of the human's reply too, and the
     similarity is reported beside it"""

@@ -10,6 +10,7 @@ a folder     the input embeddings of a transformers model, a vector for each of 
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -48,7 +49,16 @@ def _of_file(path: Path) -> WordVectors:
 
 
 def _read(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
-    """The vectors of the `wanted` words that it has; the first lines are looked at in any case."""
+    """The vectors of the `wanted` words that it has; the first lines are looked at in any case. Raises
+    UserError for a file that cannot be read as text."""
+    try:
+        return _found(path, wanted)
+    except (UnicodeDecodeError, EOFError, OSError, zlib.error) as error:
+        expected = "expected text with a word and its numbers per line, plain or as a whole .gz file"
+        raise UserError(f"{path}: {expected} (word2vec's .bin is none), got: {error}") from error
+
+
+def _found(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     size = None
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:

@@ -545,3 +545,13 @@ def test_a_run_that_died_while_publishing_leaves_no_half_data_directory(made, tm
             candidate_folder.publish(prepared, out, {"policy": "p"})
         assert (out / "manifest.json").exists() == (attempt is not dies)
     assert contents(out) == contents(made[0]) and load_manifest(out)["candidates"] == {"policy": "p"}
+
+
+def test_scores_follow_from_what_a_file_of_word_vectors_holds(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("vectors.txt").write_text("x 1 0\n")
+    scoring = candidate_folder.scoring_from_anywhere("average", "vectors.txt", "")
+    assert scoring.path == str(tmp_path / "vectors.txt")  # workers do not share this working directory
+    before = candidate_folder._read_from(scoring.path)
+    Path("vectors.txt").write_text("x 0 1\n")
+    assert candidate_folder._read_from(scoring.path) != before

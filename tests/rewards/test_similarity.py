@@ -5,6 +5,7 @@ import gzip
 import importlib.util
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,17 @@ def test_word_vectors_of_a_zipped_file_are_those_of_the_plain_one(plane, tmp_pat
     score = similarity("average", path=str(packed))
     assert score(["x y"], ["z"]) == similarity("average", path=plane)(["x y"], ["z"])
     assert score(["Z"], ["y"]) == [1.0]  # asked for later
+
+
+def test_word_vectors_that_are_no_text_or_cut_off_are_told(tmp_path):
+    binary, cut = tmp_path / "news.bin", tmp_path / "cut.gz"
+    binary.write_bytes(b"3 4\nthe \x80\x81\xff\n")
+    cut.write_bytes(gzip.compress(random.Random(0).randbytes(5000).hex().encode())[:-2000])
+    named = tmp_path / "plain.gz"
+    named.write_text("x 1 0\n")
+    for path in (binary, cut, named):
+        with pytest.raises(UserError, match=f"{path}: expected text with a word and its numbers per line"):
+            similarity("average", path=str(path))
 
 
 def test_word_vectors_of_a_model_are_its_input_embeddings(make_policy, tokenizer, tmp_path):
