@@ -414,7 +414,8 @@ def _latest(
 
     @lru_cache
     def without(drop: int) -> list[int]:
-        return _encode(tokenizer, _text(tokenizer, messages[:lead] + messages[lead + drop :], prompt=prompt))
+        kept = messages[:lead] + messages[lead + drop :]
+        return _encode_as_trained(tokenizer, kept) if prompt else _encode(tokenizer, _text(tokenizer, kept))
 
     drops = range(
         max(1, len(messages) - lead)
@@ -433,6 +434,26 @@ def _latest(
         0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
     )
     return without(min(drop_count, drops[-1]))[-max_length:]
+
+
+def _encode_as_trained(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens of a prompt as a row has them, which cuts the text behind the prompts of earlier replies too
+    (`_tokens`). Where these end is only asked if a token may reach across."""
+    final = _text(tokenizer, messages, prompt=True)
+    uncut = _encode(tokenizer, final)
+    if final.endswith(_special_words(tokenizer)):
+        return uncut
+    text = _text(tokenizer, messages)
+    asks = final.removeprefix(text)
+    ends = [match.end() for match in re.finditer(re.escape(asks), text)] if asks else []
+    if _tokens(tokenizer, final, ends)[0].tolist() == uncut:
+        return uncut
+    replies = [n for n, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight", 1) != 0]
+    try:
+        _, prompts = _lengths_by_prefixes(messages, replies, text, tokenizer, "", every=False)
+    except TemplateError:  # of a history that no row could have
+        return uncut
+    return _tokens(tokenizer, final, sorted(prompts.values()))[0].tolist()
 
 
 def _render(

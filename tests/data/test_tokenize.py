@@ -931,4 +931,5 @@ def test_a_reply_begins_behind_its_prompt_whatever_the_tokenizer_would_join(asks
     said = [row.input_ids[a : b + 1] for a, b in zip(row.reply_starts, row.reply_ends, strict=True)]
     assert list(map(joining.decode, said)) == [f"{text}<e>"] * 2
     assert joining.decode(row.input_ids) == f"YOU:hi<e>{asks}{text}<e>" * 2
-    assert row.input_ids[: row.reply_starts[0]].tolist() == encode_prompt(turns[:1], joining, max_length=99)
+    for first, talk in zip(row.reply_starts, (turns[:1], turns + turns[:1]), strict=True):
+        assert row.input_ids[:first].tolist() == encode_prompt(talk, joining, max_length=99)
