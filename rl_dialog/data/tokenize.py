@@ -487,6 +487,12 @@ def _render(
     action_ends = {
         n: _end_of_turn(ids, start, stops[n], tokenizer.eos_token_id) for n, start in actions.items()
     }
+    if empty := [n for n, start in actions.items() if action_ends[n] <= start]:
+        raise TemplateError(
+            f"dialog {dialog.id!r}, message {empty[0]}: expected a chat template that ends every reply with "
+            f"a token, got no token at all for the reply {messages[empty[0]]['content']!r}; set "
+            "`tokenizer.chat_template` to one that writes the end-of-sequence token behind a reply"
+        )
     starts = [0, *(stops[n] for n in range(len(messages) - 1))] if every or lengths else []
     return _Rendered(ids, starts, actions, action_ends)
 

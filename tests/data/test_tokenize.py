@@ -344,6 +344,18 @@ def test_a_template_without_an_end_of_turn_token():
     assert cut_replies(made, plain, rows) == 0
 
 
+def test_a_reply_without_any_token_is_refused():
+    """Its reward would lie on what the user said."""
+    pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "hi": 1}, unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    endless = PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="[UNK]")
+    endless.chat_template = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
+    assert len(tokenize(dialog(user("hi"), reply("hi")), endless)) == 1
+    for turns in ([user("hi"), reply("")], [reply(" "), user("hi")]):
+        with pytest.raises(TemplateError, match=r"message \d: .* that ends every reply"):
+            tokenize(dialog(*turns), endless)
+
+
 def test_a_template_that_refuses_the_roles_is_named():
     template = (
         "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% "
