@@ -841,6 +841,21 @@ def test_trl_shapes_in_every_container(tmp_path, shape, container):
         assert [dialog.meta["preferred"] for dialog in dialogs] == [True, False, True, False]
 
 
+@pytest.mark.parametrize("name", ["kto.csv", "kto.txt", "export"])
+def test_trl_rows_of_a_table_are_read_by_whatever_name(tmp_path, name):
+    dialogs, bads = read(write(tmp_path / name, 'prompt,completion,label\nhi,"a,\nb",1\nbye,c,0\n'))
+    assert [dialog.messages[-1]["content"] for dialog in dialogs] == ["a,\nb", "c"] and not bads
+    assert [dialog.messages[-1]["reward"] for dialog in dialogs] == [1.0, 0.0]
+
+
+def test_a_prompt_beside_whole_conversations_is_not_said_twice_where_they_have_a_system_prompt(tmp_path):
+    begins = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    whole = {name: [*begins, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    for prompt in ("q", begins[1:], begins):
+        dialogs, bads = read(write(tmp_path / "a.jsonl", jsonl({"prompt": prompt, **whole})))
+        assert [dialog.messages[:-1] for dialog in dialogs] == [begins, begins] and not bads
+
+
 def test_trl_rows_in_csv_keep_their_texts(tmp_path):
     path = write(
         tmp_path / "kto.csv.gz", gzip.compress(b'prompt,completion,label\nNA,"a,\nb",True\nnull,,false\n')

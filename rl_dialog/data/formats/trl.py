@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
-from rl_dialog.data.formats.head import Head
+from rl_dialog.data.formats.head import Head, look
 from rl_dialog.data.formats.log_file import Bad, LogFile
 from rl_dialog.data.formats.openai import (
     chat_dialogs,
@@ -19,7 +19,7 @@ from rl_dialog.data.formats.openai import (
     preference_pair,
     row_fields,
 )
-from rl_dialog.data.formats.records import Record, dialogs, mismatch, records
+from rl_dialog.data.formats.records import Record, csv_rows, dialogs, mismatch, records
 from rl_dialog.data.schema import Dialog
 
 TURN = re.compile(
@@ -40,7 +40,9 @@ def corpus(head: Head) -> str | None:
 
 
 def read(log: LogFile, *, max_line_bytes: int) -> Iterator[Dialog | Bad]:
-    return dialogs(log, records(log, max_line_bytes=max_line_bytes), lambda record: _dialogs(log, record))
+    # matches() goes by the columns: a table is one by whatever name
+    rows = csv_rows if look(log.path, log.member).kind == "text" else records
+    return dialogs(log, rows(log, max_line_bytes=max_line_bytes), lambda record: _dialogs(log, record))
 
 
 def _dialogs(log: LogFile, record: Record) -> list[Dialog]:
@@ -84,11 +86,17 @@ def _pair(log: LogFile, record: Record) -> list[Dialog]:
     chosen, rejected = (
         _messages(row[name], "assistant", f"{where}, {name}") for name in ("chosen", "rejected")
     )
+    begins = [*_system_of(chosen), *prompt] if not _system_of(prompt) else prompt
     if all(
-        _turns(prompt) == _turns(reply[: len(prompt)]) for reply in (chosen, rejected)
-    ):  # whole conversations beside their prompt
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+        _turns(begins) == _turns(reply[: len(begins)]) for reply in (chosen, rejected)
+    ):  # whole conversations beside their prompt, which may lack their system prompt
+        return preference_pair(fields, begins, chosen[len(begins) :], rejected[len(begins) :])
     return preference_pair(fields, prompt, chosen, rejected)
+
+
+def _system_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The system messages that they begin with."""
+    return list(takewhile(lambda message: message.get("role") == "system", messages))
 
 
 def _messages(value: Any, role: str, where: str) -> list[dict[str, Any]]:
