@@ -441,7 +441,8 @@ def _encode_as_trained(tokenizer: PreTrainedTokenizerFast, messages: list[dict[s
     (`_tokens`). Where these end is only asked if a token may reach across."""
     final = _text(tokenizer, messages, prompt=True)
     uncut = _encode(tokenizer, final)
-    if final.endswith(_special_words(tokenizer)):
+    reaching = any(token.rstrip for token in tokenizer.added_tokens_decoder.values())  # over spaces behind it
+    if final.endswith(_special_words(tokenizer)) and not reaching:
         return uncut
     text = _text(tokenizer, messages)
     asks = final.removeprefix(text)

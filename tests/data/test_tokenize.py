@@ -4,13 +4,14 @@ Under our own template a message is `<|role|>`, the tokens of its text, `<|end|>
 with text, so the expected ids of any dialog are a concatenation (`by_hand`).
 """
 
+import copy
 import random
 import socket
 
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rl_dialog.data import tokenize as tokenize_module
@@ -920,6 +921,24 @@ def test_a_chat_model_that_ends_turns_with_another_token_than_its_eos(chatml, tm
 def test_a_template_that_names_eos_keeps_it(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).eos_token == END
+
+
+def test_a_special_token_that_takes_the_spaces_behind_it_takes_none_of_a_reply(tokenizer):
+    reaching = copy.deepcopy(tokenizer)
+    reaching.add_special_tokens(
+        {"additional_special_tokens": [AddedToken("<|bot|>", rstrip=True, special=True)]}
+    )
+    reaching.chat_template = (
+        "{% for m in messages %}{{ '<|bot|>' if m.role == 'assistant' else '<|user|>' }}{{ m.content }}"
+        "<|end|>{% endfor %}{% if add_generation_prompt %}<|bot|>{% endif %}"
+    )
+    turns = [user("hi"), reply("  ho")]
+    [row] = tokenize(dialog(*turns, *turns), reaching)
+    for first, last, talk in zip(
+        row.reply_starts, row.reply_ends, (turns[:1], turns + turns[:1]), strict=True
+    ):
+        assert reaching.decode(row.input_ids[first:last]) == "  ho"
+        assert row.input_ids[:first].tolist() == encode_prompt(talk, reaching, max_length=99)
 
 
 @pytest.mark.parametrize(("asks", "text"), [("BOT: ", "hello there"), ("BOT:", " é")])
