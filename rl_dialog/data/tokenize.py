@@ -450,8 +450,11 @@ def _encode_as_trained(tokenizer: PreTrainedTokenizerFast, messages: list[dict[s
     if _tokens(tokenizer, final, ends)[0].tolist() == uncut:
         return uncut
     replies = [n for n, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight", 1) != 0]
+    messages = _defused(messages, _any_of(_special_words(tokenizer)))
+    is_long = replies and len(messages) >= LONG_DIALOG
+    lengths = _lengths(messages, replies, text, tokenizer) if is_long else None
     try:
-        _, prompts = _lengths_by_prefixes(messages, replies, text, tokenizer, "", every=False)
+        _, prompts = lengths or _lengths_by_prefixes(messages, replies, text, tokenizer, "", every=False)
     except TemplateError:  # of a history that no row could have
         return uncut
     return _tokens(tokenizer, final, sorted(prompts.values()))[0].tolist()
