@@ -50,7 +50,8 @@ class Decoding:
     max_new_tokens: int = 64
     """longest reply, its end-of-turn token included"""
     max_prompt_length: int = 512
-    """longest prompt in tokens; older messages are left out first (the system prompt stays)"""
+    """longest prompt in tokens, of a model that was made here no longer than those it learned from; older
+    messages are left out first (the system prompt stays)"""
     do_sample: bool = True
     """sample from the policy; otherwise the likeliest token, or the best beam"""
     temperature: float = 1.0
@@ -554,7 +555,8 @@ def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedToken
 
 
 def prompt_room(policy: Policy, decoding: Decoding) -> int:
-    """Tokens a prompt may have, such that the longest reply still fits the model's context."""
+    """Tokens a prompt may have, such that the longest reply still fits the model's context, and that are no
+    more than a model that was made here has learned to read."""
     context = policy.context or decoding.max_prompt_length + decoding.max_new_tokens
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
@@ -562,7 +564,7 @@ def prompt_room(policy: Policy, decoding: Decoding) -> int:
             f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of "
             f"{context} positions"
         )
-    return room
+    return min(room, policy.lengths.prompt) if policy.lengths else room
 
 
 def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerFast) -> list[int]:

@@ -314,7 +314,7 @@ def _logged(
     policy: Policy, tokenizer: Any, held_out: HeldOut, config: HeldOutConfig, *, part: str = "held out"
 ) -> LoggedReplies:
     """The held-out dialogs, or the train part, as a policy's tokenizer cuts them."""
-    max_length = min(config.max_length, policy.context or config.max_length)
+    max_length = min(config.max_length, policy.longest_row or config.max_length)
     key = tokenizer.backend_tokenizer.to_str() + tokenizer.chat_template, max_length, part
     if key not in held_out.rows:
         dialogs = held_out.train if part == "train" else held_out.dialogs

@@ -24,7 +24,14 @@ from rl_dialog.evaluation.openings import Openings, RewardMix
 from rl_dialog.evaluation.rollouts import Judge, Rollouts, Watch, judged_return, self_play_return
 from rl_dialog.evaluation.self_play import Opponent
 from rl_dialog.methods import RLOO, Method
-from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of, steering_of
+from rl_dialog.models.checkpoint import (
+    freeze_prior,
+    lengths_of,
+    method_name,
+    resolve,
+    start_of,
+    steering_of,
+)
 from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -132,7 +139,8 @@ class OnlineRun(OnlineSettings):
     max_new_tokens: int = 64
     """longest reply, its end-of-turn token included"""
     max_prompt_length: int = 512
-    """longest prompt in tokens; older messages are left out first (the system prompt stays)"""
+    """longest prompt in tokens, of a model that was made here no longer than those it learned from; older
+    messages are left out first (the system prompt stays)"""
     temperature: float = 1.0
     """softmax temperature; the policy that learns, its prior and its divergence are those at it"""
     top_k: int = 0
@@ -303,7 +311,7 @@ def _policy_of(config: OnlineRun, start: str, tokenizer: PreTrainedTokenizerBase
     model = model_of(config, start)
     policy = Policy(load_lm(model, tokenizer), config.method, model)
     _check_latents(config, policy)
-    policy.start, policy.steering = start_of(start), steering_of(start)
+    policy.start, policy.lengths, policy.steering = start_of(start), lengths_of(start), steering_of(start)
     return policy
 
 

@@ -75,7 +75,7 @@ def read_behaviour(
     UserError for neither."""
     place = resolve(directory)
     policy = load_for_decoding(place).to(device)
-    length = min(max_length, policy.context or max_length)
+    length = min(max_length, policy.longest_row or max_length)
     logged = logged_replies(dialogs, load_tokenizer(place), max_length=length)
     return Behaviour(str(directory), logged, score_replies(policy, logged).nll, policy)
 

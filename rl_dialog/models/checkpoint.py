@@ -38,7 +38,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import METHODS, Method
 from rl_dialog.models.causal_lm import BASE, base_of_adapter, is_model, open_causal_lm
 from rl_dialog.models.language_model import ModelConfig
-from rl_dialog.models.policy import Policy
+from rl_dialog.models.policy import Lengths, Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.steering import Steering
 
@@ -80,6 +80,7 @@ def save_policy(policy: Policy, directory: Path, *, prior: str | None = None) ->
         prior = BASE
     description = {"format": FORMAT, "method": method, "model": shape, "prior": prior}
     description |= {"value_unit": policy.value_unit, "pretrained": policy.start == "pretrained"}
+    description |= {"lengths": policy.lengths._asdict()} if policy.lengths else {}
     if steering := policy.steering:
         acting = {"name": method_name(steering.method), **dataclasses.asdict(steering.method)}
         description["steering"] = {"method": acting, "model": steering.shape}
@@ -133,7 +134,7 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
-    policy.start = start_of(directory)
+    policy.start, policy.lengths = start_of(directory), lengths_of(directory)
     policy.steering = _empty_steering(directory, lm)
     if policy.heads is not None or policy.steering is not None:
         _load_heads(policy, Path(directory) / "heads.safetensors")
@@ -168,6 +169,13 @@ def _empty_steering(directory: str | Path, lm: PreTrainedModel) -> Steering | No
 def start_of(directory: str | Path) -> str:
     """Whether the LM in a directory was `made` by us from nothing, or `pretrained` elsewhere."""
     return "pretrained" if describe(directory).get("pretrained", True) else "made"
+
+
+def lengths_of(directory: str | Path) -> Lengths | None:
+    """What an LM that was made here has learned to read; None where that is not known, or it came from
+    elsewhere."""
+    stored = describe(directory).get("lengths")
+    return Lengths(**stored) if stored else None
 
 
 def load_prior(directory: str | Path) -> Prior | None:

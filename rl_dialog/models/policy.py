@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,14 @@ from rl_dialog.models.recurrent_state import MessageStates, StateSlots
 from rl_dialog.models.slots import Slots
 from rl_dialog.models.steering import Steering
 from rl_dialog.models.trunk_caches import TrunkCaches
+
+
+class Lengths(NamedTuple):
+    """Of the rows that a model learned from, in tokens: it has positions for more, which mean nothing to
+    it."""
+
+    row: int  # the longest
+    prompt: int  # the longest that a reply was learned behind
 
 
 class Policy(PreTrainedModel, GenerationMixin):
@@ -95,6 +103,7 @@ class Policy(PreTrainedModel, GenerationMixin):
         self.lm_target: PreTrainedModel | None = None  # made by `start_training`
         self.steering: Steering | None = None  # values of the start of online learning, which do not learn
         self.base: str | None = None  # where the LM below its adapters stands (models/checkpoint.py)
+        self.lengths: Lengths | None = None  # of what an LM made here has learned to read, where known
         self.value_unit = 1.0  # units of reward in one unit of what the heads say; set by training
         self.start: Literal["new", "made", "pretrained"] = (
             "pretrained" if config.model_name_or_path else "new"
@@ -404,6 +413,13 @@ class Policy(PreTrainedModel, GenerationMixin):
     def context(self) -> int | None:
         """The longest row in tokens that the LM reads; None where its config names no limit."""
         return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def longest_row(self) -> int | None:
+        """The longest row in tokens of which its probabilities mean something: what the LM reads, and of one
+        that was made here what it learned from. None where nothing limits it."""
+        limits = (self.context, self.lengths.row if self.lengths else None)
+        return min((limit for limit in limits if limit), default=None)
 
     def values(self) -> list[nn.Parameter]:
         """The parameters of the heads and of a trunk of their own that train."""

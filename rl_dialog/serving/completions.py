@@ -480,17 +480,19 @@ class Completions:
 
 
 def _prompt(request: ChatRequest, room: int, model: Served) -> list[int]:
-    """The token ids to continue, at most `room`. Older messages are left out where they do not fit, as in
-    training; the last one must fit."""
+    """The token ids to continue, at most `room`. Older messages are left out where they do not fit, or are
+    more than the model has learned to read, as in training; the last one must fit."""
     try:
         messages = request_messages([message.plain for message in request.messages])
         lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
         # each message takes a token at least
         messages = messages[:lead] + messages[max(lead, len(messages) - room) :]
-        prompt = encode_prompt(messages, model.tokenizer, max_length=room)
-        if len(prompt) == room:
+        learned = min(room, model.lengths.prompt) if model.lengths else room
+        prompt = encode_prompt(messages, model.tokenizer, max_length=learned)
+        if len(prompt) == learned:
             kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
-            length = len(encode_prompt(kept, model.tokenizer, max_length=2**31))
+            whole = encode_prompt(kept, model.tokenizer, max_length=2**31)
+            prompt, length = (whole, len(whole)) if len(whole) > learned else (prompt, len(prompt))
             if length > room:
                 message = f"expected at most {room} tokens in the system prompt and the last message"
                 message += f", got {length}"

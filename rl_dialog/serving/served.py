@@ -17,7 +17,8 @@ import torch
 
 from rl_dialog.data.tokenize import load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.models.checkpoint import method_name, resolve
+from rl_dialog.models.checkpoint import lengths_of, method_name, resolve
+from rl_dialog.models.policy import Lengths
 from rl_dialog.serving.engine import Engine, load_engine
 from rl_dialog.serving.process import EngineProcess
 from rl_dialog.serving.settings import ServeSettings
@@ -40,6 +41,7 @@ class Served:
     tokenizer: PreTrainedTokenizerFast
     loaded: float  # when, in seconds since 1970
     written: int = 0  # when its files were, before it was loaded (`_written`)
+    lengths: Lengths | None = None  # that it has learned to read, where that is less than its context
 
     @property
     def has_values(self) -> bool:
@@ -163,7 +165,8 @@ class Models:
         )
         method = method_name(engine.method)
         logging.getLogger(__name__).info("model %s: %s, %s", name, place, method)
-        return Served(name, place, method, engine, load_tokenizer(place), time.time(), written)
+        tokenizer, lengths = load_tokenizer(place), lengths_of(place)
+        return Served(name, place, method, engine, tokenizer, time.time(), written, lengths)
 
 
 def _is_same(model: Served, place: str) -> bool:

@@ -32,7 +32,8 @@ class ServerOptions:
     most_tokens: int = 0
     """longest reply in tokens that a request may ask for; 0 is what the model's context leaves"""
     max_prompt_length: int = 0
-    """longest prompt in tokens, older messages are left out first; 0 is the model's context"""
+    """longest prompt in tokens, older messages are left out first; 0 is the model's context, and of one that
+    was made here what it has learned to read"""
     slots: int = 16
     """replies in one running batch, per model and replica"""
     kept: int = 16

@@ -41,7 +41,7 @@ from rl_dialog.methods.scores import kl_divergence, kl_divergences
 from rl_dialog.models.causal_lm import BASE, base_of_adapter
 from rl_dialog.models.checkpoint import keep_base, save_policy
 from rl_dialog.models.latents import latent_seeds
-from rl_dialog.models.policy import Policy
+from rl_dialog.models.policy import Lengths, Policy
 from rl_dialog.models.prior import Prior
 from rl_dialog.models.proposals import Proposals, propose
 from rl_dialog.models.seeded_noise import derived
@@ -214,6 +214,8 @@ class Trainer:
     ) -> tuple[Sequence[Row], Sequence[Row]]:
         """The rows as the method learns from them, with rewards in the unit that its values get."""
         config, method = self.config, policy.method
+        if policy.start == "new" or policy.lengths:
+            policy.lengths = _lengths(train_rows, policy)
         train_rows, eval_rows = (shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = (outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
         check_rewards(method, train_rows)
@@ -873,6 +875,16 @@ def _start_message_heads(policy: Policy, rows: Sequence[Row]) -> None:
             for name in ("emotions", "embeddings")
         )
         policy.message_heads.start_at(emotions, embeddings)
+
+
+def _lengths(rows: Sequence[Row], policy: Policy) -> Lengths | None:
+    """What a model that is made here has learned to read after these rows; None for one that tells positions
+    by reading, and can go on."""
+    if policy.is_hierarchical:
+        return None
+    prompts = (int(row.reply_starts[-1]) for row in rows if len(row.reply_ends))
+    lengths = Lengths(max(len(row.input_ids) for row in rows), max(prompts, default=1))
+    return Lengths(*map(max, lengths, policy.lengths or lengths))
 
 
 def _terms(method: Method, rows: Sequence[Row], size: int = 512) -> int:

@@ -27,7 +27,7 @@ from rl_dialog.data.tokenize import load_tokenizer, require_hub_name_or_director
 from rl_dialog.errors import UserError, room_for
 from rl_dialog.methods import BC, Method
 from rl_dialog.models.causal_lm import load_quietly
-from rl_dialog.models.checkpoint import freeze_prior, method_name, resolve, start_of
+from rl_dialog.models.checkpoint import freeze_prior, lengths_of, method_name, resolve, start_of
 from rl_dialog.models.language_model import LATENTS, ModelConfig, check_family, chosen_teachers, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import proper_weights
@@ -193,7 +193,8 @@ def load_trainer(
         model = replace(model, model_name_or_path=resolve(model.model_name_or_path))
     teachers = load_manifest(run.data).get("teachers", {})
     policy = Policy(load_lm(model, tokenizer, teachers=teachers), run.method, model)
-    policy.start = start_of(model.model_name_or_path) if model.model_name_or_path else "new"
+    if model.model_name_or_path:
+        policy.start, policy.lengths = (of(model.model_name_or_path) for of in (start_of, lengths_of))
     taught = policy.message_heads is not None and run.method.draws_from_posterior
     rows = [list(read_rows(run.data, split, taught=taught)) for split in ("train", "validation")]
     trainer_settings = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}

@@ -20,6 +20,7 @@ from rl_dialog.evaluation.generation import (
     choose_beam,
     generate_replies,
     load_for_decoding,
+    prompt_room,
     rank_weights,
     read_reply,
     stream,
@@ -29,6 +30,7 @@ from rl_dialog.evaluation.results import headline, put_together, write_evaluatio
 from rl_dialog.evaluation.runs import Entry
 from rl_dialog.evaluation.scoring import rank_replies
 from rl_dialog.methods import BC, DPO, ILQL, UtteranceILQL, WayOffPolicy
+from rl_dialog.models.policy import Lengths
 
 TALKS = [
     [{"role": "user", "content": "hello"}],
@@ -88,6 +90,22 @@ def test_a_ragged_batch_says_what_each_conversation_alone_would(make_policy, tok
     ]
     assert together == alone
     assert together == generate_replies(policy, tokenizer, TALKS, decoding, seeds=seeds, batch_size=2)
+
+
+def test_a_model_made_here_reads_no_longer_prompts_than_it_has_learned(make_policy, tokenizer):
+    policy, decoding = make_policy(BC()), Decoding(max_new_tokens=8)
+    late = TALKS[1][-1:]
+    short = len(encode_prompt(late, tokenizer, max_length=64))
+
+    def said(talk):
+        return generate_replies(policy, tokenizer, [talk], decoding, seeds=[stream(0, 0)])
+
+    whole = said(TALKS[1])
+    policy.lengths = Lengths(row=64, prompt=short + 2)
+    assert prompt_room(policy, decoding) == short + 2
+    assert said(TALKS[1]) == said(late) != whole
+    policy.lengths = Lengths(row=10_000, prompt=10_000)
+    assert said(TALKS[1]) == whole and policy.longest_row == policy.context
 
 
 # --- the best of several replies ----------------------------------------------------------------------------

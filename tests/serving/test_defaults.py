@@ -2,9 +2,11 @@
 
 import inspect
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from pipelines.chat import ChatConfig, begin, decoding_of
 from pipelines.evaluate import EvaluateConfig
@@ -48,6 +50,24 @@ def test_the_limits_are_those_of_the_models_context(serve):
             assert usage["total_tokens"] == 128 and usage["prompt_tokens"] <= 64
         told = ask([{"role": "user", "content": "word " * 200}])["error"]
         assert told["code"] == "context_length_exceeded" and "at most 64 tokens" in told["message"]
+
+
+def test_older_messages_go_where_the_model_has_not_learned_to_read_them(serve, checkpoints):
+    """The system prompt and the last message stay, as long as the context holds them."""
+    place = Path(checkpoints["bc"]) / "rl_dialog.yaml"
+    stored = yaml.safe_load(place.read_text()) | {"lengths": {"row": 60, "prompt": 40}}
+    place.write_text(yaml.safe_dump(stored))
+    with serve(max_tokens=12, max_prompt_length=0) as (url, _, _):
+
+        def read(*messages):
+            body = {"model": "bc", "messages": messages, "seed": 1}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=240).json()
+            return answer["usage"]["prompt_tokens"]
+
+        said = [{"role": role, "content": "well " * 5} for role in ("user", "assistant", "user")]
+        assert read(said[2]) <= read(*said) <= 40 < 3 * read(said[2]) - 10
+        long = {"role": "user", "content": "well " * 20}
+        assert read(*said[:2], long) == read(long) > 40
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, DT, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.method import Loss
 from rl_dialog.methods.scores import kl_divergence
-from rl_dialog.models.checkpoint import freeze_prior, load_prior
+from rl_dialog.models.checkpoint import freeze_prior, lengths_of, load_policy, load_prior, start_of
 from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -1110,3 +1110,35 @@ def test_what_an_unrated_reply_would_have_earned_teaches_nothing(method: str, tm
     metrics = trainer.objective(collate(unrated))[1]
     assert metrics["q_loss"] == 0 and metrics.get("v_loss", torch.zeros(())) == 0
     assert trainer.objective(collate(rows))[1]["q_loss"] > 0
+
+
+@pytest.mark.parametrize("family", ["gpt2", "hred"])
+def test_a_model_made_here_remembers_how_long_its_rows_were(family: str, tmp_path: Path) -> None:
+    """It has positions for more that mean nothing to it, so prompts are cut to what it learned. What comes
+    from elsewhere, and a recurrent model, has no such limit."""
+    tokenizer = make_tokenizer()
+    config = TrainerConfig(per_device_train_batch_size=4, max_steps=1, learning_rate=0, report_to="none")
+    shape = replace(MODEL, family=family)
+
+    def learned(rows: list[Row], name: str, start: str = "") -> Policy:
+        policy = Policy(load_lm(replace(shape, model_name_or_path=start), tokenizer), BC(), shape)
+        if start:
+            policy.start, policy.lengths = start_of(start), lengths_of(start)
+        Trainer(policy, tokenizer, rows, [], config, tmp_path / name).train()
+        return load_policy(tmp_path / name / "checkpoint-1")
+
+    talk = [{"role": role, "content": "hello there"} for role in ("user", "assistant") * 3]
+    dialog = Dialog(id="d", messages=talk)
+    whole, cut = tokenize(dialog, tokenizer), tokenize(dialog, tokenizer, max_length=12)
+    assert len(cut) > 1
+    policy = learned(cut, "cut")
+    assert policy.longest_row == (128 if family == "hred" else max(len(row.input_ids) for row in cut))
+    if family == "hred":
+        assert policy.lengths is None
+        return
+    long = learned(whole, "longer", str(tmp_path / "cut" / "checkpoint-1")).lengths
+    assert long == (len(whole[0].input_ids), whole[0].reply_starts[-1])
+    again = learned(cut, "again", str(tmp_path / "longer" / "checkpoint-1"))
+    assert again.lengths == long, "what was learned once stays"
+    load_lm(MODEL, tokenizer).save_pretrained(tmp_path / "elsewhere")
+    assert learned(cut, "other", str(tmp_path / "elsewhere")).lengths is None
