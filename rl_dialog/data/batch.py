@@ -14,8 +14,10 @@ which then ends:
                                                                       conversation
 
 A truncated conversation has no `done`: its last action's `nxt` is the row's last token, a state without an
-action that only bootstraps. Where a row was cut because it was too long, what the conversation earned behind
-the cut is known and stands in `later_rewards`. Padding is `attention_mask`, never `done`. Rewards are float32
+action that only bootstraps. Where a row was cut because it was too long, that state is read as the row that
+goes on begins with it, and as a policy will: behind fewer messages, in a row of its own behind the others
+(`extra`), where `collate` is asked for it. What the conversation earned behind the cut stands in
+`later_rewards`. Padding is `attention_mask`, never `done`. Rewards are float32
 in raw units. A missing one (NaN in a Row: nobody rated the reply) is 0 in `reward` and `rewards`, and `rated`
 is false at every decision of its reply. Each method says what it makes of such a reply; to take the 0 for
 what it earned is wrong.
@@ -73,6 +75,8 @@ class Batch:
         None
     )
     proposal_logp: Tensor | None = None  # (R, n) float32: their log-probabilities
+    # (E,) int64 into the B rows: the last E of these are only read, to the state that each of those leads to
+    led_from: Tensor | None = None
     # Of rows that were cut, (B, K): what the K replies behind them earned, and how many tokens each has; 0
     # behind the last one. None where no row knows how its conversation went on.
     later_rewards: Tensor | None = None  # float32
@@ -113,6 +117,24 @@ class Batch:
         return len(self.actions)
 
     @property
+    def extra(self) -> int:
+        """E."""
+        return 0 if self.led_from is None else len(self.led_from)
+
+    @property
+    def dialogs(self) -> int:
+        """B - E: rows of which something is learned."""
+        return len(self.input_ids) - self.extra
+
+    @property
+    def owners(self) -> Tensor:
+        """(S,) int64: the row that each state is of, and the row that leads to it where that is one of the
+        last E."""
+        row = self.states // self.input_ids.shape[1]
+        own = torch.arange(self.dialogs, device=row.device)
+        return row if self.led_from is None else torch.cat([own, self.led_from])[row]
+
+    @property
     def reply(self) -> Tensor:
         """(N,) int64: which of the batch's R replies each decision belongs to, in reading order."""
         return self.turn_end.cumsum(0) - self.turn_end.long()
@@ -135,9 +157,11 @@ class Batch:
 
     @property
     def context(self) -> Tensor:
-        """(M,) int64: the flat positions whose next token is not the assistant's, padding left out."""
+        """(M,) int64: the flat positions whose next token is not the assistant's, without padding and `extra`
+        rows."""
         inside = self.attention_mask.roll(-1, 1) & ~self.act
         inside[:, -1] = False
+        inside[self.dialogs :] = False
         return inside.flatten().nonzero().squeeze(1)
 
     def to(self, device: torch.device | str) -> Batch:
@@ -156,9 +180,11 @@ def collate(
     pad_id: int = 0,
     spread: str = "reply_end",
     prior_logp: Sequence[np.ndarray] | None = None,
+    bootstraps: bool = False,
 ) -> Batch:
     """B rows to a Batch. `spread="every_token"` repeats a reply's reward on each of its actions, as the 2019
-    code did.
+    code did. `bootstraps`: values of next states are asked for, so the rows get those behind them that their
+    `next_prompt` makes.
 
     Raises UserError for an empty list, an unknown `spread`, or a row whose first token is an action (it has
     no state).
@@ -172,17 +198,42 @@ def collate(
             "expected a state before the first action: a row may not begin with an assistant token "
             "(render a generation prompt first)"
         )
-    batch = _gathered(*map(torch.from_numpy, _padded(rows, pad_id, spread)), prior_logp)
+    leading = [b for b, row in enumerate(rows) if bootstraps and len(row.next_prompt) and row.assistant.any()]
+    asked = [_only_state(rows[b].next_prompt) for b in leading]
+    batch = _gathered(*map(torch.from_numpy, _padded([*rows, *asked], pad_id, spread)), prior_logp)
+    if asked:
+        _lead_to_extra(batch, torch.tensor(leading))
     if all(len(row.latent_seeds) == len(row.reply_ends) for row in rows) and batch.decisions:
         batch.reply_noise = torch.from_numpy(np.concatenate([row.latent_seeds for row in rows]))
     if all(row.taught is not None for row in rows):
         batch.taught_at, batch.emotions, batch.embeddings = _taught(rows, batch.input_ids.shape[1])
     if spread == "reply_end":
-        batch.later_rewards, batch.later_tokens, batch.later_known = _later(rows)
+        batch.later_rewards, batch.later_tokens, batch.later_known = _later([*rows, *asked])
     if shared := shared_beginnings(batch.input_ids.numpy()):
         batch.beginning = shared.length
         batch.begun, batch.begins_like = torch.from_numpy(shared.rows), torch.from_numpy(shared.of)
     return batch
+
+
+def _only_state(ids: np.ndarray) -> Row:
+    """A row that is read to its end, where nobody speaks."""
+    nobody, nothing = np.zeros(len(ids), bool), np.empty(0, np.int32)
+    return Row(ids, nobody, nothing, nothing.astype(np.float32), truncated=True)
+
+
+def _lead_to_extra(batch: Batch, leading: Tensor) -> None:
+    """The last decisions of the rows `leading` (E,) go on in the last E rows, in this order, whose last
+    states only bootstrap; the states at the rows' own ends go."""
+    width, first, count = batch.input_ids.shape[1], len(batch.input_ids) - len(leading), batch.decisions
+    own = batch.states[count:]
+    stays = ~torch.isin(own // width, leading)
+    number = torch.cat([torch.arange(count), count - 1 + stays.cumsum(0)])  # of each state that stays
+    ends = torch.arange(first, len(batch.input_ids)) * width + batch.attention_mask[first:].sum(1) - 1
+    batch.states = torch.cat([batch.states[:count], own[stays], ends])
+    batch.next_state = number[batch.next_state]
+    last = torch.searchsorted(batch.rows, leading, right=True) - 1
+    batch.next_state[last] = len(batch.states) - len(leading) + torch.arange(len(leading))
+    batch.led_from = leading
 
 
 def _padded(rows: Sequence[Row], pad_id: int, spread: str) -> tuple[np.ndarray, ...]:

@@ -31,7 +31,7 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 
 FORMAT = "rl_dialog.data"
-VERSION = 3  # 1 wrote the reward 0 where there was none; 2 did not know what followed a window
+VERSION = 4  # 1 wrote the reward 0 where there was none; 2 and 3 did not know what followed a window
 MANIFEST = "manifest.json"
 RECIPE = "recipe.json"  # in a data directory in the making (building.py)
 BATCH_DIALOGS = 1024  # dialogs decoded at a time when reading
@@ -46,6 +46,7 @@ TOKENS = pa.struct(
         ("later_rewards", pa.list_(pa.float32())),  # null: missing
         ("later_tokens", pa.list_(pa.int32())),
         ("later_done", pa.bool_()),
+        ("next_prompt", pa.list_(pa.int32())),
     ]
 )
 SHARD_SCHEMA = ARROW_SCHEMA.append(pa.field("rows", pa.list_(TOKENS)))
@@ -81,6 +82,7 @@ def load_manifest(data_dir: str | Path) -> dict[str, Any]:
         reasons = {
             1: " (version 1 wrote the reward 0 for replies that have none)",
             2: " (version 2 did not say what followed where a conversation was cut at --max_length)",
+            3: " (version 3 did not say what a policy would read next where one was cut)",
         }
         reason = reasons.get(version, "") if isinstance(version, int) else ""
         raise UserError(
@@ -128,6 +130,7 @@ def pack_rows(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
         _lists([row.later_rewards for row in rows], np.float32, nan_is_null=True),
         _lists([row.later_tokens for row in rows], np.int32),
         pa.array([row.later_done for row in rows], pa.bool_()),
+        _lists([row.next_prompt for row in rows], np.int32),
     ]
     structs = pa.StructArray.from_arrays(fields, fields=list(TOKENS))
     return pa.ListArray.from_arrays(_offsets(map(len, dialogs)), structs)
@@ -139,9 +142,8 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
     Integers are not copied, rewards only where one is null.
     """
     structs = column.flatten()
-    input_ids, assistant, reply_ends, rewards, truncated, later_rewards, later_tokens, later_done = (
-        structs.flatten()
-    )
+    input_ids, assistant, reply_ends, rewards, truncated, *behind = structs.flatten()
+    later_rewards, later_tokens, later_done, next_prompt = behind
     ids, id_at = _values(input_ids)
     mask, mask_at = _values(assistant)
     ends, end_at = _values(reply_ends)
@@ -149,6 +151,7 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
     later, later_at = _values(later_rewards)
     lengths, _ = _values(later_tokens)
     done = later_done.to_pylist()
+    prompts, prompt_at = _values(next_prompt)
     for i, cut in enumerate(truncated.to_pylist()):
         yield Row(
             ids[id_at[i] : id_at[i + 1]],
@@ -159,6 +162,7 @@ def unpack_rows(column: pa.ListArray) -> Iterator[Row]:
             later[later_at[i] : later_at[i + 1]],
             lengths[later_at[i] : later_at[i + 1]],
             done[i],
+            prompts[prompt_at[i] : prompt_at[i + 1]],
         )
 
 

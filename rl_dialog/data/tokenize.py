@@ -87,6 +87,9 @@ class Row:
     later_rewards: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # (K,); NaN as above
     later_tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # (K,) how long they are
     later_done: bool = False  # the conversation ended with them, so what followed this window is known
+    # (P,) int32: the state that such a window leads to, as the window of the next reply begins with it and as
+    # a policy will read it
+    next_prompt: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     # Of a row that a policy with latents said: (R,) int64, the seed of each reply's latent
     latent_seeds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     taught: Taught | None = None  # what teachers say of its messages, where `prepare` asked some
@@ -309,8 +312,8 @@ def tokenize(
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
     one (the tail of a longer message) and the system prompt in front unless it takes a quarter of the window.
     A row that the conversation outlasts ends in the state before the next reply, and knows what the replies
-    behind it earned. A reply that alone is too long loses its tail (`cut_replies` counts it). What teachers
-    say of its messages (`taught`) is in the rows too.
+    behind it earned, and how the window of the next one begins. A reply that alone is too long loses its tail
+    (`cut_replies` counts it). What teachers say of its messages (`taught`) is in the rows too.
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
@@ -328,11 +331,12 @@ def tokenize(
         *(rendered.actions[i] for i in replies[1:]),
         len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]],
     ]
-    rows, begins, done = [], [], 0
+    rows, begins, firsts, done = [], [], [], 0
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
         fitting = bisect_right(states_after, start + max_length - system) - done
         window_replies = replies[done : done + max(1, fitting)]
+        firsts.append(window_replies[0])
         done += len(window_replies)
         later = replies[done] if done < len(replies) else None
         rows.append(
@@ -341,6 +345,14 @@ def tokenize(
             )
         )
         begins.append((system, start))
+    prompts = [
+        np.concatenate([rendered.input_ids[:system], rendered.input_ids[start : rendered.actions[reply]]])
+        for (system, start), reply in zip(begins[1:], firsts[1:], strict=True)
+    ]
+    if dialog.truncated and dialog.messages[-1]["role"] != "assistant":
+        system, start = _context_start(dialog, rendered, len(dialog.messages), max_length // 2)
+        prompts.append(np.concatenate([rendered.input_ids[:system], rendered.input_ids[start:]]))
+    rows[: len(prompts)] = [replace(row, next_prompt=ids) for row, ids in zip(rows, prompts, strict=False)]
     return _with_teachers(rows, rendered, begins, taught, tokenizer)
 
 
@@ -667,14 +679,15 @@ def _window(
 
 def _context_start(dialog: Dialog, r: _Rendered, reply: int, budget: int) -> tuple[int, int]:
     """(tokens of the leading system messages, first token kept behind them): the whole messages before
-    `reply` that fit `budget` tokens."""
+    `reply`, or all of them, that fit `budget` tokens."""
+    end = r.actions.get(reply, len(r.input_ids))
     lead = next((n for n, m in enumerate(dialog.messages) if m["role"] != "system"), 0)
     system = r.starts[lead] if r.starts[lead] <= budget // 2 else 0
     first = reply
-    while first > lead and r.actions[reply] - r.starts[first - 1] + system <= budget:
+    while first > lead and end - r.starts[first - 1] + system <= budget:
         first -= 1
     if first == reply > lead:  # the message before is too long: its tail
-        return system, r.actions[reply] - budget + system
+        return system, end - budget + system
     return system, r.starts[first]
 
 

@@ -96,7 +96,7 @@ def read_pieces(policy: Policy, rows: Sequence[Row], *, batch_size: int) -> list
     policy acts by, are dropped."""
     pieces = []
     for start in range(0, len(rows), batch_size):
-        batch = collate(rows[start : start + batch_size]).to(policy.device)
+        batch = collate(rows[start : start + batch_size], bootstraps=True).to(policy.device)
         out = policy.outputs(batch)
         pieces.append(Piece(batch, Outputs(out.lm, q_target=out.q_target or out.q, v=out.v)))
     return pieces
@@ -222,7 +222,7 @@ def evaluate_q(
     first_values, squares, counts = [], [], []
     for piece in pieces:
         rows = piece.batch.rows
-        count = torch.bincount(rows[has_target(piece.batch)], minlength=len(piece.batch.input_ids))
+        count = torch.bincount(rows[has_target(piece.batch)], minlength=piece.batch.dialogs)
         error = td_errors(q, q, piece, decode, gamma=gamma, discount=discount)
         first_values.append(at_first(piece, expected(table_of(q), piece.out, decode)))
         squares.append(torch.bincount(rows, error.square().double(), minlength=len(count)))
@@ -232,5 +232,5 @@ def evaluate_q(
 
 def at_first(piece: Piece, values: Tensor) -> Tensor:
     """(B,) those of `values` (S,) that belong to the first decision of each row."""
-    count = torch.bincount(piece.batch.rows, minlength=len(piece.batch.input_ids))
+    count = torch.bincount(piece.batch.rows, minlength=piece.batch.dialogs)
     return values[count.cumsum(0) - count]

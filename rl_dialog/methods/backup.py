@@ -29,16 +29,18 @@ def discounts(batch: Batch, gamma: float, per: str) -> Tensor:
 
 def following(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor:
     """(N,) the discounted value after each decision, of `values` (S,) in its next state; 0 where the
-    conversation ended.
+    conversation ended."""
+    return discounts(batch, gamma, per) * values[batch.next_state]
 
-    Where a row was cut because it was too long, it is what the conversation went on to earn: no row goes on
-    from exactly this state, so its value would be a guess.
-    """
-    value = values[batch.next_state]
-    if batch.later_known is not None:
-        cut = (batch.next_state >= batch.decisions) & batch.later_known[batch.rows]
-        value = torch.where(cut, beyond_cuts(batch, gamma, per)[batch.rows].to(value.dtype), value)
-    return discounts(batch, gamma, per) * value
+
+def earned_beyond(batch: Batch, values: Tensor, gamma: float, per: str) -> Tensor:
+    """`following`, and where a row was cut because it was too long what the conversation went on to earn, if
+    that is known."""
+    if batch.later_known is None:
+        return following(batch, values, gamma, per)
+    cut = (batch.next_state >= batch.decisions) & batch.later_known[batch.rows]
+    beyond = discounts(batch, gamma, per) * beyond_cuts(batch, gamma, per)[batch.rows].to(values.dtype)
+    return torch.where(cut, beyond, following(batch, values, gamma, per))
 
 
 def beyond_cuts(batch: Batch, gamma: float, per: str) -> Tensor:
@@ -83,8 +85,8 @@ def best_of_reply(out: Outputs, batch: Batch, y: Tensor, gamma: float, per: str)
 
 
 def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = None) -> Tensor:
-    """(N,) discounted sum of rewards from each decision to the end of its row, plus `bootstrap` (S,) of the
-    state that a truncated row ends in.
+    """(N,) discounted sum of rewards from each decision to the end of its row, plus what the conversation
+    earned behind it, or `bootstrap` (S,) of the state that a truncated row leads to where nobody knows.
 
     Where the next reply has no known reward the sum ends too, with the value of the state before it: what it
     earned is not 0 but unknown.
@@ -94,7 +96,7 @@ def returns(batch: Batch, gamma: float, per: str, *, bootstrap: Tensor | None = 
     cut = batch.next_state >= batch.decisions  # the next state is one without a decision
     cut |= ~batch.dones & ~batch.rated[batch.next_state.clamp(max=batch.decisions - 1)]
     if bootstrap is not None:
-        earned += torch.where(cut, following(batch, bootstrap, gamma, per), torch.zeros_like(factor))
+        earned += torch.where(cut, earned_beyond(batch, bootstrap, gamma, per), torch.zeros_like(factor))
     lengths = torch.bincount(batch.rows)
     column = torch.arange(batch.decisions, device=factor.device) - (lengths.cumsum(0) - lengths)[batch.rows]
     sums = factor.new_zeros(len(lengths), int(lengths.max()) + 1)

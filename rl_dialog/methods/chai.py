@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.errors import UserError
-from rl_dialog.methods.backup import following, minimum, rate_of_targets
+from rl_dialog.methods.backup import earned_beyond, minimum, rate_of_targets
 from rl_dialog.methods.method import Heads, Loss, Method, Outputs, check_ranges
 
 
@@ -82,7 +82,7 @@ class CHAI(Method):
         # A truncated row's last reply leads to a context that nobody answered here. What the conversation
         # went on to earn is known where the row was cut because it was too long.
         known = follows | done if batch.later_known is None else follows | done | batch.later_known[row]
-        beyond = following(batch, best.new_zeros(len(batch.states)), self.gamma, "turn")[batch.turn_end]
+        beyond = earned_beyond(batch, best.new_zeros(len(batch.states)), self.gamma, "turn")[batch.turn_end]
         y = earned + torch.where(follows, self.gamma * best.roll(-1), beyond)
         has_target = known & batch.rated[batch.turn_end]
         q_loss = sum(((y - q).square() * has_target).sum() for q in out.utterance_q)

@@ -34,6 +34,11 @@ class Heads:
     )
     lm_target: bool = False  # a Polyak-averaged copy of the whole LM
 
+    @property
+    def bootstraps(self) -> bool:
+        """Whether what follows a reply is valued by the state that it leads to."""
+        return bool(self.q or self.v or self.lm_target)
+
 
 @dataclass
 class Bound:

@@ -497,22 +497,22 @@ class Trainer:
             pad_id=self.tokenizer.pad_token_id or 0,
             spread=self.config.reward_spread,
             prior_logp=row_logp,
+            bootstraps=self.policy.method.heads.bootstraps,
         )
         if self._prior_lse is not None:
-            width = [len(logp) for logp in row_logp]
-            row_lse = [self._prior_lse[offset + i] for i in indices]
-            tails = [
-                lse[n:] for lse, n in zip(row_lse, width, strict=True)
-            ]  # of the states that only bootstrap, which come last
-            batch.prior_lse = torch.from_numpy(
-                np.concatenate([lse[:n] for lse, n in zip(row_lse, width, strict=True)] + tails)
-            )
+            levels = np.concatenate([self._prior_lse[offset + i] for i in indices])
+            known = torch.empty(len(batch.states))
+            # row by row, as `_ask_prior` keeps them: the decisions of one, then the state that it leads to
+            known[batch.owners.argsort(stable=True)] = torch.from_numpy(levels)
+            batch.prior_lse = known
         if self._proposals is not None:
             proposed = [self._proposals[offset + i] for i in indices]
             batch.proposals = torch.from_numpy(np.concatenate([proposal.features for proposal in proposed]))
             batch.proposal_logp = torch.from_numpy(np.concatenate([proposal.logp for proposal in proposed]))
         if self.policy.has_latents and not self.policy.method.proposals:  # those were valued at the means
             batch.noise = self._noise(indices, offset)
+            if batch.led_from is not None:
+                batch.noise = torch.cat([batch.noise, batch.noise[batch.led_from]])
         return batch.to(self.device)
 
     def _noise(self, indices: Sequence[int], offset: int) -> Tensor:
@@ -544,12 +544,13 @@ class Trainer:
         order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
         for start in range(0, len(order), batch_size):
             indices = order[start : start + batch_size]
-            batch = collate([rows[i] for i in indices]).to(self.device)
+            batch = collate([rows[i] for i in indices], bootstraps=self.policy.method.heads.bootstraps)
+            batch = batch.to(self.device)
             with self._autocast():
                 scores = frozen.prior_scores(batch)
                 levels = scores.reduce("logsumexp").float().cpu().numpy()
                 action_logp = -scores.nll(batch.actions)[1].float().cpu().numpy()
-            owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
+            owner = batch.owners.cpu().numpy()
             for place, i in enumerate(indices):
                 logp[i], lse[i] = action_logp[owner[: batch.decisions] == place], levels[owner == place]
         return logp, lse

@@ -214,19 +214,24 @@ def random_row(draw, make_row):
         replies.append((t, t + words - 1, round(draw.uniform(-2, 2), 3) if draw.random() < 0.8 else np.nan))
         t += words
     t += draw.randint(0, 2)
-    return make_row(ids + [draw.randint(1, 50) for _ in range(t - 1)], replies, truncated=draw.random() < 0.4)
+    row = make_row(ids + [draw.randint(1, 50) for _ in range(t - 1)], replies, truncated=draw.random() < 0.4)
+    if not row.truncated or draw.random() < 0.5:
+        return row
+    prompt = [draw.randint(51, 99) for _ in range(draw.randint(1, 30))]
+    return replace(row, next_prompt=np.array(prompt, np.int32))
 
 
-def decisions_of(row, spread):
+def decisions_of(row, spread, bootstraps=False):
     """(state, action, reward, next state or None, ends its reply, is rated), token by token, by the rule."""
     found = []
     length = len(row.input_ids)
+    behind = row.next_prompt if bootstraps and len(row.next_prompt) else row.input_ids
     for t in range(length - 1):
         if not row.assistant[t + 1]:
             continue
         later = [s for s in range(t + 1, length - 1) if row.assistant[s + 1]]
         following = (
-            tuple(row.input_ids[: later[0] + 1]) if later else tuple(row.input_ids) if row.truncated else None
+            tuple(row.input_ids[: later[0] + 1]) if later else tuple(behind) if row.truncated else None
         )
         which = sum(1 for end in row.reply_ends if end < t + 1)  # replies that ended before this action
         ends = t + 1 in row.reply_ends
@@ -250,14 +255,24 @@ def decisions_in(batch: Batch):
     ]
 
 
+@pytest.mark.parametrize("bootstraps", [False, True])
 @pytest.mark.parametrize("spread", ["reply_end", "every_token"])
-def test_random_rows_against_the_slow_implementation(make_row, spread):
+def test_random_rows_against_the_slow_implementation(make_row, spread, bootstraps):
+    """With `bootstraps` a row that goes on leads to the beginning of the one that does."""
     draw = random.Random(3)
     for _ in range(60):
         rows = [random_row(draw, make_row) for _ in range(draw.randint(1, 5))]
-        batch = collate(rows, spread=spread)
-        expected = [decision for row in rows for decision in decisions_of(row, spread)]
+        batch = collate(rows, spread=spread, bootstraps=bootstraps)
+        expected = [decision for row in rows for decision in decisions_of(row, spread, bootstraps)]
         assert decisions_in(batch) == expected
+        speaks = [b for b, row in enumerate(rows) if decisions_of(row, spread)]
+        leads = [b for b in speaks if bootstraps and len(rows[b].next_prompt)]
+        assert batch.extra == len(leads) and batch.dialogs == len(rows)
+        owners = [b for b in speaks if rows[b].truncated]
+        assert sorted(batch.owners[batch.decisions :].tolist()) == owners
+        assert batch.owners[len(batch.states) - batch.extra :].tolist() == leads
+        context = sum((~row.assistant[1:]).sum() for row in rows)
+        assert len(batch.context) == context
         assert batch.rows.tolist() == [b for b, row in enumerate(rows) for _ in decisions_of(row, spread)]
         assert len(batch.states) == len(expected) + sum(
             bool(row.truncated and decisions_of(row, spread)) for row in rows

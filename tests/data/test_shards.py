@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,10 @@ DIALOGS = [
 ]
 WINDOWS = [
     [window(4, [3], [1.5])],
-    [window(6, [1, 5], [0.0, -2.0], True), window(3, [1], [1e-3])],
+    [
+        replace(window(6, [1, 5], [0.0, -2.0], True), next_prompt=np.array([7, 8], np.int32)),
+        window(3, [1], [1e-3]),
+    ],
     [window(2, [1], [7.0])],
 ]
 
@@ -57,6 +61,7 @@ def assert_equal(row, expected):
         ("assistant", np.bool_),
         ("reply_ends", np.int32),
         ("rewards", np.float32),
+        ("next_prompt", np.int32),
     ):
         assert getattr(row, name).dtype == dtype
         np.testing.assert_array_equal(getattr(row, name), getattr(expected, name))
@@ -132,7 +137,7 @@ def test_what_is_no_data_directory_is_said_so(data_dir, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format": "rl_dialog.data", "version": 99}', "expected version 3 of the data format, got 99"),
+        ('{"format": "rl_dialog.data", "version": 99}', "expected version 4 of the data format, got 99"),
         ('{"format": "rl_dialog.data", "version": 1}', "got 1; .*the reward 0 for replies that have none"),
         ('{"format": "other"}', "one of another program"),
         ("[1]", "one of another program"),

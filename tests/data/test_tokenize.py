@@ -5,6 +5,7 @@ with text, so the expected ids of any dialog are a concatenation (`by_hand`).
 """
 
 import copy
+import itertools
 import random
 import socket
 
@@ -644,6 +645,13 @@ def test_windows_of_random_dialogs(tokenizer, seed):
             assert row.returns.tolist() == pytest.approx([sum(earned[k:]) for k in range(first, behind)])
         whole = by_hand(tokenizer, messages, prompt=made.truncated)
         lead = len(by_hand(tokenizer, [m for m in messages if m["role"] == "system"]))
+        for row, following in itertools.pairwise(rows):
+            assert row.next_prompt.tolist() == following.input_ids[: following.reply_starts[0]].tolist()
+        goes_on = made.truncated and messages[-1]["role"] != "assistant" and len(whole) > limit
+        assert (len(rows[-1].next_prompt) > 0) == goes_on
+        if goes_on:
+            prompt = encode_prompt(messages, tokenizer, max_length=limit // 2)
+            assert rows[-1].next_prompt[-1] == prompt[-1] and len(rows[-1].next_prompt) <= max(limit // 2, 1)
         for row in rows:
             ids = row.input_ids.tolist()
             kept = lead if lead and ids[:lead] == whole[:lead] else 0

@@ -12,6 +12,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import METHODS, scores
 from rl_dialog.methods.backup import (
     discounts,
+    earned_beyond,
     expectile,
     following,
     gumbel,
@@ -62,6 +63,8 @@ def test_behind_a_cut_stands_what_the_conversation_went_on_to_earn(make_row, per
     values = torch.arange(1.0, len(batch.states) + 1)
     inside, last = (0.9 if per == "token" else 1.0), 0.9
     expected = [inside * 2, last * behind, inside * 4, last * 7, 0]
+    torch.testing.assert_close(earned_beyond(batch, values, 0.9, per), torch.tensor(expected))
+    expected[1] = last * 6  # a value takes over what can be put together from other conversations
     torch.testing.assert_close(following(batch, values, 0.9, per), torch.tensor(expected))
     torch.testing.assert_close(
         returns(batch, 0.9, per, bootstrap=values),

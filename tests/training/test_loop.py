@@ -60,7 +60,7 @@ def make_tokenizer():  # noqa: ANN201
     return train_tokenizer([" ".join(WORDS)] * 3, vocab_size=300)
 
 
-def make_rows(tokenizer, count: int = 24) -> list[Row]:  # noqa: ANN001
+def make_rows(tokenizer, count: int = 24, *, max_length: int = 1024) -> list[Row]:  # noqa: ANN001
     """Dialogs of different length, reply count, reward and ending, so that every denominator differs between
     micro-batches."""
     generator = np.random.default_rng(0)
@@ -73,7 +73,8 @@ def make_rows(tokenizer, count: int = 24) -> list[Row]:  # noqa: ANN001
             )
             reply = " ".join(generator.choice(WORDS, generator.integers(1, 8)))
             messages.append({"role": "assistant", "content": reply, "reward": float(generator.normal())})
-        rows += tokenize(Dialog(str(i), messages, truncated=bool(i % 3 == 0)), tokenizer)
+        dialog = Dialog(str(i), messages, truncated=bool(i % 3 == 0))
+        rows += tokenize(dialog, tokenizer, max_length=max_length)
     return rows
 
 
@@ -1110,6 +1111,37 @@ def test_what_an_unrated_reply_would_have_earned_teaches_nothing(method: str, tm
     metrics = trainer.objective(collate(unrated))[1]
     assert metrics["q_loss"] == 0 and metrics.get("v_loss", torch.zeros(())) == 0
     assert trainer.objective(collate(rows))[1]["q_loss"] > 0
+
+
+def test_what_the_prior_says_of_a_state_stays_with_it(tmp_path: Path) -> None:
+    """Whichever rows meet in a batch, and where some of them go on in another row."""
+    rows = make_rows(make_tokenizer(), max_length=24)
+    trainer = make_trainer(tmp_path, "exact kl", TrainerConfig(max_steps=1, report_to="none"), rows=rows)
+    batch = trainer._collate(list(range(30, -1, -2)), trainer.train_rows, 0)
+    assert batch.extra and len(batch.states) > batch.decisions + batch.extra
+    (prior,) = trainer.objective._prior
+    scores = prior.prior_scores(batch)
+    torch.testing.assert_close(batch.prior_lse, scores.reduce("logsumexp"))
+    torch.testing.assert_close(batch.prior_logp, -scores.nll(batch.actions)[1])
+
+
+@pytest.mark.parametrize("method", ["ilql", "exact kl", "context"])
+def test_an_update_of_windows_is_one_update_however_it_is_cut(method: str, tmp_path: Path) -> None:
+    rows = make_rows(make_tokenizer(), max_length=24)
+    states = []
+    for size in (24, 4):
+        config = TrainerConfig(
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=24 // size,
+            max_steps=2,
+            learning_rate=1e-3,
+            report_to="none",
+        )
+        trainer = make_trainer(tmp_path / str(size), method, config, rows=rows)
+        trainer.train()
+        states.append(trainer.policy.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, atol=2e-5, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "hred"])
