@@ -71,7 +71,8 @@ def rollout_rows(
     if row.ids:
         if truncated and _begins(next_prompt, row.ids):
             row.read(next_prompt[len(row.ids) :])
-        finished.append(row.finished(truncated))
+            next_prompt = ()
+        finished.append(row.finished(truncated, next_prompt if truncated else ()))
     return tuple(row for row, _ in finished), tuple(logp for _, logp in finished)
 
 
@@ -98,14 +99,16 @@ class _Growing:
         self.logp += reply.logp
         self.latent_seeds += [] if reply.latent_seed is None else [reply.latent_seed]
 
-    def finished(self, truncated: bool) -> tuple[Row, np.ndarray]:
-        """The row, and the log-probabilities of its decisions."""
+    def finished(self, truncated: bool, next_prompt: Sequence[int] = ()) -> tuple[Row, np.ndarray]:
+        """The row, and the log-probabilities of its decisions. next_prompt: the state it leads to, where that
+        does not begin with it."""
         row = Row(
             np.asarray(self.ids, np.int32),
             np.asarray(self.drawn, bool),
             np.asarray(self.ends, np.int32),
             np.asarray(self.earned, np.float32),
             truncated,
+            next_prompt=np.asarray(next_prompt, np.int32),
             latent_seeds=np.asarray(self.latent_seeds, np.int64),
         )
         return row, np.asarray(self.logp, np.float32)

@@ -375,7 +375,7 @@ class OnlineTrainer(Trainer):
         method = self.policy.method
         parts = list(_micro_batches(rows, range(len(rows)), self.config.per_device_train_batch_size))
         for indices in self._mine(parts):
-            batch = collate([rows[i] for i in indices]).to(self.device)
+            batch = collate([rows[i] for i in indices], bootstraps=True).to(self.device)
             with self._autocast():
                 if drawn is None:
                     out = self.objective.outputs(batch)
@@ -386,7 +386,7 @@ class OnlineTrainer(Trainer):
                 prior = self.objective.prior_logp(batch)
             v = torch.zeros(len(batch.states)) if v is None else v
             logp, prior, v = (each.double().cpu().numpy() for each in (logp, prior, v))
-            owner = (batch.states // batch.input_ids.shape[1]).cpu().numpy()
+            owner = batch.owners.cpu().numpy()
             of_reply = batch.rows[batch.turn_end].cpu().numpy()
             chosen = [each.cpu().numpy() for each in chosen]
             for place, i in enumerate(indices):

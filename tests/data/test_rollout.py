@@ -83,7 +83,8 @@ def test_a_cut_off_episode_ends_in_what_would_have_been_read() -> None:
     batch = collate([row])
     assert batch.states.tolist() == [1, 2, 6]  # the two decisions, and the state that only bootstraps
     (row,), _ = rollout_rows([one], [1.0], truncated=True, next_prompt=[U, 9, 1, END, U, 5, A])
-    assert row.input_ids.tolist() == [U, A, 1, END]  # rewritten: the state behind the reply
+    assert row.input_ids.tolist() == [U, A, 1, END]  # rewritten: the state is read apart from the row
+    assert collate([row], bootstraps=True).input_ids.tolist()[1] == [U, 9, 1, END, U, 5, A]
     (row,), _ = rollout_rows([one], [math.nan], truncated=False, next_prompt=[U, A, 1, END, U, 5, A])
     assert row.input_ids.tolist() == [U, A, 1, END] and math.isnan(row.rewards[0])
 
