@@ -22,7 +22,21 @@ from rl_dialog.models.hierarchical_trunk import HierarchicalModel, HierarchicalP
 from rl_dialog.models.recurrent_state import MessageStates
 
 
-class HierarchicalLM(HierarchicalPreTrained, GenerationMixin):
+class LatentGenerationMixin(GenerationMixin):
+    """`generate` for models that may have latents, whose seeds `with_state` adds."""
+
+    def _expand_inputs_for_generation(
+        self, expand_size: int = 1, noise: Tensor | None = None, **inputs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """transformers repeats a prompt and all that belongs to it for each reply; seeds may be those of the
+        replies already."""
+        ids, inputs = super()._expand_inputs_for_generation(expand_size=expand_size, **inputs)
+        if noise is not None:
+            inputs["noise"] = noise if len(noise) == len(ids) else noise.repeat_interleave(expand_size)
+        return ids, inputs
+
+
+class HierarchicalLM(HierarchicalPreTrained, LatentGenerationMixin):
     """The causal LM: logits = output embedding x the decoder's states."""
 
     def __init__(self, config: HierarchicalConfig) -> None:
@@ -74,15 +88,21 @@ def with_state(
     model: PreTrainedModel, others: int, args: tuple[Any, ...], settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Settings of `generate` with the cache and the seeds of a hierarchical model, where they lack them: one
-    seed a prompt, so several replies to it (`num_return_sequences`) share their latents."""
-    if settings.get("past_key_values") is None and settings.get("use_cache", True):
-        settings = settings | {"past_key_values": MessageStates(others)}
+    seed a reply, or a prompt whose beams are compared."""
     ids = settings.get("input_ids", settings.get("inputs", args[0] if args else None))
-    config = settings.get("generation_config") or model.generation_config
-    samples = settings.get("do_sample", config.do_sample)
-    if not samples or settings.get("noise") is not None or ids is None:
+    config = settings.get("generation_config", args[1] if len(args) > 1 else None)
+    every = (settings, vars(config) if config else {}, vars(model.generation_config))
+
+    def asked(name: str) -> Any:
+        """As transformers reads it: what the caller leaves open the model's own settings say."""
+        return next((given[name] for given in every if given.get(name) is not None), None)
+
+    if settings.get("past_key_values") is None and asked("use_cache") is not False:
+        settings = settings | {"past_key_values": MessageStates(others)}
+    if not asked("do_sample") or settings.get("noise") is not None or ids is None:
         return settings
-    return settings | {"noise": torch.randint(2**62, (len(ids),)).to(ids.device)}
+    replies = 1 if (asked("num_beams") or 1) > 1 else asked("num_return_sequences") or 1
+    return settings | {"noise": torch.randint(2**62, (len(ids) * replies,)).to(ids.device)}
 
 
 AutoConfig.register("hierarchical", HierarchicalConfig)

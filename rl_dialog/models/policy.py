@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     DynamicCache,
-    GenerationMixin,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -33,7 +32,7 @@ from rl_dialog.methods.scores import Linear
 from rl_dialog.models.causal_lm import OutputLayer, drops, growing_cache, keeps_states_only, run_trunk
 from rl_dialog.models.cpu_layers import speed_up
 from rl_dialog.models.heads import ValueHeads
-from rl_dialog.models.hierarchical import is_hierarchical, with_state
+from rl_dialog.models.hierarchical import LatentGenerationMixin, is_hierarchical, with_state
 from rl_dialog.models.hierarchical_trunk import Learning, Replies
 from rl_dialog.models.language_model import ModelConfig
 from rl_dialog.models.latents import LatentTerms
@@ -52,7 +51,7 @@ class Lengths(NamedTuple):
     prompt: int  # the longest that a reply was learned behind
 
 
-class Policy(PreTrainedModel, GenerationMixin):
+class Policy(PreTrainedModel, LatentGenerationMixin):
     """A causal LM with the value heads of its method. `policy.generate(...)` samples from the method's
     policy.
 

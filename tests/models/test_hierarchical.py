@@ -2,12 +2,14 @@
 uncached, batched equals single, in slots as without."""
 
 import copy
+import inspect
 import queue
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
@@ -252,6 +254,46 @@ def test_generate_draws_new_latents_each_time(tokenizer):
     expected = lm(ids[:1]).logits[0, -1].softmax(-1)
     assert not torch.equal(first, lm.generate(ids, **settings)[:, -1])
     assert len(first.unique()) > 1 and expected.isfinite().all()
+
+
+def seeds_read(model) -> list:
+    """Where each pass of the model leaves the seeds that it was given."""
+    seeds, names = [], list(inspect.signature(model.forward).parameters)
+
+    def keep(_, args, inputs):
+        seeds.append((dict(zip(names, args, strict=False)) | inputs)["noise"])
+
+    model.register_forward_pre_hook(keep, with_kwargs=True)
+    return seeds
+
+
+def test_replies_to_one_prompt_have_latents_of_their_own(tokenizer):
+    """As those of several calls; beams, which are compared, have one."""
+    policy = make(tokenizer, "vhred")
+    seeds = seeds_read(policy.lm.model)
+    ids = torch.tensor([encode_prompt(HELLO, tokenizer, max_length=99)] * 2)
+    settings = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 2, "num_return_sequences": 3}
+    said = policy.generate(ids, **settings)
+    assert len(said) == 6 and len(seeds[0].unique()) == 6 and torch.equal(seeds[0], seeds[1])
+    seeds.clear()
+    policy.generate(ids, num_beams=3, **settings)
+    assert seeds[0].view(2, 3).unique(dim=1).shape == (2, 1)
+    seeds.clear()
+    policy.generate(ids, noise=torch.tensor([5, 6]), **settings)
+    assert seeds[0].tolist() == [5, 5, 5, 6, 6, 6]
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_who_leaves_open_whether_to_sample_gets_latents_too(tokenizer, positional):
+    """transformers takes what a generation_config does not say from the model's own, which samples."""
+    lm = make(tokenizer, "vhred").lm
+    config = GenerationConfig(max_new_tokens=1)
+    ids = torch.tensor([encode_prompt(HELLO, tokenizer, max_length=99)])
+    seeds = seeds_read(lm.model)
+    lm.generate(ids, config) if positional else lm.generate(ids, generation_config=config)
+    assert seeds[0] is not None
+    lm.generate(ids, GenerationConfig(max_new_tokens=1, do_sample=False))
+    assert seeds[1] is None
 
 
 @torch.no_grad()
