@@ -36,8 +36,8 @@ class Normal:
     variance: Tensor
 
     def at(self, noise: Tensor | None) -> Tensor:
-        """mean + standard deviation x noise; without noise the mean."""
-        return self.mean if noise is None else self.mean + self.variance.sqrt() * noise
+        """mean + standard deviation x noise, in the mean's format; without noise the mean."""
+        return self.mean if noise is None else self.mean + self.variance.sqrt() * noise.to(self.mean)
 
     def kl(self, other: Normal) -> Tensor:
         """(...,) KL(self || other) in nats."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
@@ -294,6 +294,19 @@ def test_who_leaves_open_whether_to_sample_gets_latents_too(tokenizer, positiona
     assert seeds[0] is not None
     lm.generate(ids, GenerationConfig(max_new_tokens=1, do_sample=False))
     assert seeds[1] is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_latents_are_drawn_in_the_format_of_the_weights(tokenizer, family, dtype, tmp_path):
+    policy = make(tokenizer, family)
+    policy.lm.save_pretrained(tmp_path)
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    ids, seeds = some_rows(tokenizer), torch.tensor([5, 6, 7])
+    logits = half(ids, noise=seeds).logits
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), policy(ids, noise=seeds).logits, atol=0.2, rtol=0.1)
+    assert half.generate(ids, max_new_tokens=2, do_sample=True).shape == (3, 19)
 
 
 @torch.no_grad()
