@@ -2,8 +2,8 @@
 
 (nothing)    the built-in encoder's: a fixed random vector per word, so near are texts that share words
 a file       text, one line per word with its numbers, as GloVe and fastText publish them (.gz too); a
-             first line with two numbers, as word2vec writes it, is passed over. Words that it lacks
-             have none
+             first line with two numbers, as word2vec writes it, is passed over. A word that it has with
+             capitals only ("Bahnhof") is taken from there. Words that it lacks have none
 a folder     the input embeddings of a transformers model, a vector for each of its tokens
 """
 
@@ -59,7 +59,9 @@ def _read(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def _found(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """wanted: lower-case words, as texts are cut into."""
     found: dict[str, np.ndarray] = {}
+    capitals: dict[str, np.ndarray] = {}
     size = None
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -69,7 +71,7 @@ def _found(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
             if number == 1 and len(rest.split()) == 1:  # how many words, of how many numbers each
                 continue
             size = len(rest.split()) if size is None else size
-            if number > FIRST and word not in wanted:
+            if number > FIRST and word.lower() not in wanted:
                 continue
             word, *numbers = line.rstrip().rsplit(" ", size)  # some published words have spaces inside
             try:
@@ -79,9 +81,9 @@ def _found(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
             if not size or len(vector) != size:
                 expected = f"a word and {size or 'its'} numbers, separated by spaces"
                 raise UserError(f"{path}:{number}: expected {expected}, got {line[:60]!r}")
-            if word in wanted:
-                found.setdefault(word, vector)
-    return found
+            if (lower := word.lower()) in wanted:
+                (found if word == lower else capitals).setdefault(lower, vector)
+    return capitals | found
 
 
 def _of_model(path: str) -> WordVectors:

@@ -320,6 +320,15 @@ def test_word_vectors_of_a_zipped_file_are_those_of_the_plain_one(plane, tmp_pat
     assert score(["Z"], ["y"]) == [1.0]  # asked for later
 
 
+def test_a_word_that_a_file_has_with_capitals_only_is_known(tmp_path):
+    """As German nouns are; the spelling of the text is the better one where there are both."""
+    path = tmp_path / "vectors.txt"
+    lines = ("Zug 1 0", "der 0 1", "DER 1 1", "Bahnhof 0.6 0.8", "BAHNHOF 1 0", "Le Bahnhof 1 0")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    average = similarity("average", path=str(path))
+    assert average(["Zug", "der"], ["Bahnhof", "Bahnhof"]) == pytest.approx([0.6, 0.8])
+
+
 def test_word_vectors_that_are_no_text_or_cut_off_are_told(tmp_path):
     binary, cut = tmp_path / "news.bin", tmp_path / "cut.gz"
     binary.write_bytes(b"3 4\nthe \x80\x81\xff\n")
