@@ -868,14 +868,25 @@ def _fingerprint(rows: Sequence[Row]) -> int:
 
 
 def _start_message_heads(policy: Policy, rows: Sequence[Row]) -> None:
-    """They begin as what the training split's teachers say on average."""
-    taught = [row.taught for row in rows if row.taught is not None]
-    if taught:  # else the first update tells what is missing
-        emotions, embeddings = (
-            torch.from_numpy(np.concatenate([getattr(each, name) for each in taught]).astype(np.float32))
-            for name in ("emotions", "embeddings")
-        )
-        policy.message_heads.start_at(emotions, embeddings)
+    """They begin as what the training split's teachers say on average. Warns of a teacher that says the same
+    of every message, as VADER does of languages whose words it does not know."""
+    taught = [row.taught for row in rows if row.taught is not None and len(row.taught.places)]
+    if not taught:  # the first update tells what is missing
+        return
+    emotions, embeddings = (
+        torch.from_numpy(np.concatenate([getattr(each, name) for each in taught]).astype(np.float32))
+        for name in ("emotions", "embeddings")
+    )
+    policy.message_heads.start_at(emotions, embeddings)
+    said = {"emotion": emotions, "embedding": embeddings}
+    for name, teacher in policy.config.teachers.items():
+        if (said[name] == said[name][0]).all():
+            warnings.warn(
+                f"{teacher['name']} ({name}) says the same of all {len(said[name])} messages, so nothing can "
+                "be learned from it. Does it know the language of the logs? prepare --teachers "
+                f"{name}=PATH asks another model",
+                stacklevel=2,
+            )
 
 
 def _lengths(rows: Sequence[Row], policy: Policy) -> Lengths | None:

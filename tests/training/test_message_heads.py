@@ -124,6 +124,20 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
         assert torch.equal(parameters(resumed)[name], expected), name
 
 
+def test_a_teacher_that_tells_no_message_from_another_is_told(tmp_path: Path) -> None:
+    """VADER, say, of a language whose words it does not know."""
+    tokenizer = make_tokenizer()
+    rows = make_rows(tokenizer)
+    for row in rows:
+        row.taught.emotions[:] = (0.0, 1.0)
+    model = ModelConfig(family="hred", width=16, context=128, emotion_weight=1.0, embedding_weight=0.5)
+    policy = Policy(load_lm(model, tokenizer, teachers=TEACHERS), BC(), model)
+    count = sum(len(row.taught.places) for row in rows)
+    with pytest.warns(UserWarning, match=rf"a \(emotion\) says the same of all {count} messages") as told:
+        Trainer(policy, tokenizer, rows, rows, TrainerConfig(8, max_steps=1, **SHARED), tmp_path)
+    assert len(told) == 1
+
+
 def test_best_is_chosen_by_the_bound_alone(tmp_path: Path) -> None:
     """Runs with other weights of the teachers have held-out losses that compare."""
     trainer = make_trainer(tmp_path / "run", "vhred", TrainerConfig(8, max_steps=2, **SHARED))
