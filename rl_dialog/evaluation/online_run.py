@@ -332,10 +332,11 @@ def _check_latents(config: OnlineRun, policy: Policy) -> None:
     start, method = f"--model_name_or_path {config.model_name_or_path}", method_name(config.method)
     latent = policy.config.latent if policy.is_hierarchical else "none"
     if config.method.needs_latents and latent != "message":
+        other = "" if latent == "conversation" else ", or take --method reinforce"  # which a vhcr cannot
         raise UserError(
             f"--method {method}: expected a start that draws a latent for each message, got {start}, a "
             f"{policy.config.model_type} with latent {latent}: start from one that `train --model.family "
-            "vhred` made, or take --method reinforce"
+            f"vhred` made{other}"
         )
     if latent == "conversation":
         raise UserError(

@@ -294,8 +294,8 @@ def test_latents_that_do_not_go_with_the_rest_are_refused(config, logs, tokenize
     )
     for method, family, more, message in (
         (VHRL(), "bc", {}, f"{of_latents}.*a gpt2 with latent none: start from one that `train"),
-        (VHRL(learns="worker"), "hred", {}, f"{of_latents}.*a hierarchical with latent none"),
-        (VHRL(), "vhcr", {}, f"{of_latents}.*a hierarchical with latent conversation"),
+        (VHRL(learns="worker"), "hred", {}, f"{of_latents}.*a hierarchical with latent none.* made, or take"),
+        (VHRL(), "vhcr", {}, f"{of_latents}.*a hierarchical with latent conversation.* made$"),
         (RLOO(), "vhcr", {}, "--model_name_or_path .*vhcr: expected latents of messages alone"),
         (
             VHRL(),
