@@ -462,7 +462,8 @@ def _first_length(name: str, horizon: int) -> int:
 def _length(name: str, env: gymnasium.Env, seed: int, most: int = PATIENCE) -> int:
     """Steps of an episode of random actions; 0 where it is not over by then."""
     started(name, env, seed)
-    env.action_space.seed(seed)
+    # Not by the episode's own seed: actions from the same stream as the world's chance would be no chance.
+    env.action_space.seed(_seed(seed, 0, 0))
     for step in range(1, most + 1):
         _, _, terminated, truncated, _ = stepped(name, env, env.action_space.sample())
         if terminated or truncated:

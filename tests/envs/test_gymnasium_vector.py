@@ -44,6 +44,14 @@ class Falls(Walk):
         observation, reward, _, truncated, _ = super().step(action)
         return observation, reward, self.sum - 1.5 * self.n >= 1, truncated, {}
 
+class Guess(Walk):
+    '''It ends where the action is not the number that was drawn.'''
+    action_space, length = Discrete(3), 80
+
+    def step(self, action):
+        observation, reward, _, truncated, _ = super().step(action)
+        return observation, reward, action != self.np_random.integers(3), truncated, {}
+
 class Endless(Walk):
     length = 10**9
 
@@ -177,6 +185,14 @@ def test_an_end_that_chance_did_not_show():
     envs.envs[0].length = 4
     with pytest.raises(UserError, match="expected episodes of 7 steps, got one that ended after 4: its ends"):
         played(envs, [[0]] * 7)
+
+
+def test_the_actions_of_the_probe_are_not_the_worlds_chance():
+    """Drawn from the same seed they would be every number that the world draws, and no episode would end."""
+    with pytest.raises(UserError, match=r"expected episodes of one length, got .*--ends absorb"):
+        GymnasiumVector("plain_worlds:Guess")
+    with pytest.raises(UserError, match="its episodes may end before their 80 steps"):
+        GymnasiumVector("plain_worlds:Guess", max_episode_steps=80)
 
 
 def test_frames_are_the_last_ones():
