@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import threading
 
@@ -183,6 +184,16 @@ def test_without_a_pair_the_page_waits(page, labelled_run):
     assert watcher.get("/v1/metrics").json() == {"lines": [], "cursor": "", "more": False, "reset": False}
     (query,) = labelled_run.ask(1)
     assert lease(ann)["id"] == query and lease(ann) is None
+
+
+def test_how_many_labels_are_wanted_is_no_labellers(page, labelled_run):
+    """An answer to a gold pair leaves the number as it is, so it would tell which pairs these are."""
+    ann = page("ann")
+    kim = page(token=labelled_run.log.keys.add("kim", scopes=["labeller", "operator"]))
+    for wanted, told in ((7, None), (0, 0)):
+        (labelled_run.folder / "status.json").write_text(json.dumps({"labels_wanted": wanted}))
+        assert ann.get("/v1/status").json()["labels_wanted"] == told
+        assert kim.get("/v1/status").json()["labels_wanted"] == wanted
 
 
 def test_answers_are_about_what_was_shown(page, labelled_run):

@@ -284,6 +284,8 @@ def status(page: Here, key: Annotated[Key, Depends(having("labeller"))]) -> dict
     sees_run = page.files is not None and key.may("operator", "metrics")
     own = log.own_counts(key.name)
     counts = log.counts() if key.may("operator", "metrics") else own
+    if counts is own and labels["labels_wanted"]:  # some are, which the page need not say
+        labels["labels_wanted"] = None
     who = {"labeller": key.name, "sees_run": sees_run, "sees_all": counts is not own}
     return who | {"counts": counts, "own": own, "plan": _plan(log.plan), **labels}
 
