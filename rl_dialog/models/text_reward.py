@@ -45,7 +45,7 @@ from rl_dialog.models.weights import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 BATCH = 64
 MAX_TOKENS = 4096  # for models that name no limit of their own
@@ -206,6 +206,7 @@ class TextReward:
                 f"{path}: expected a tokenizer with a chat template, which renders context and reply as the "
                 "model was trained on them"
             )
+        _check_kind(model.config, str(path))
         return cls(_padded(model, tokenizer), tokenizer).eval()
 
     @classmethod
@@ -229,6 +230,7 @@ class TextReward:
                 f"give a scalar head ({error})"
             ) from error
         require_weights(model, of_trunk(model, lacking), f"--model_name_or_path {base}")
+        _check_kind(model.config, f"--model_name_or_path {base}")
         known = model.get_input_embeddings().num_embeddings
         _make_room(model, tokenizer)
         if not hasattr(model.config, "pretrained"):  # a reward model of ours knows
@@ -302,6 +304,17 @@ def check_base(base: str) -> None:
         raise UserError(
             f"{base}: expected an encoder or a language model that transformers can give a scalar head, got "
             f"a {config.model_type}"
+        )
+    _check_kind(config, base)
+
+
+def _check_kind(config: PretrainedConfig, name: str) -> None:
+    """Raises UserError for an encoder with a decoder (T5, BART): transformers takes none of those batches in
+    which one conversation has more turns, and so more ends of a sequence, than another."""
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{name}: expected an encoder or a language model, got a {config.model_type}, an encoder "
+            "with a decoder"
         )
 
 

@@ -12,10 +12,12 @@ from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForSequenceClassification,
+    T5Config,
+    T5ForSequenceClassification,
 )
 
 from rl_dialog.errors import UserError
-from rl_dialog.models.text_reward import TextReward, adapters
+from rl_dialog.models.text_reward import TextReward, adapters, check_base
 
 TALK = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "how are you today?"}]
 TALKS = [
@@ -213,6 +215,18 @@ def test_what_is_no_reward_model_is_refused(checkpoints, like_trl, tmp_path):
     )
     with pytest.raises(UserError, match="expected"):
         TextReward.from_pretrained(like_trl)
+
+
+def test_an_encoder_with_a_decoder_is_refused(tokenizer, tmp_path):
+    """Its head reads the last of as many ends of a sequence as all conversations of a batch must have."""
+    shape = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "num_labels": 1}
+    config = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **shape)
+    T5ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    base = lambda path: TextReward.from_base(path, max_length=64)  # noqa: E731
+    for refuse in (base, TextReward.from_pretrained, check_base):
+        with pytest.raises(UserError, match="expected an encoder or a language model, got a t5, an encoder"):
+            refuse(str(tmp_path))
 
 
 def test_damaged_weights_and_a_missing_template_are_refused(like_trl, tmp_path):
