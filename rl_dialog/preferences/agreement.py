@@ -53,9 +53,19 @@ def by_query(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
     return dict(groups)
 
 
-def alpha(units: Iterable[Sequence[float]], *, distance: Distance = "ordinal", seed: int = 0) -> Alpha | None:
+def alpha(
+    units: Iterable[Sequence[float]],
+    *,
+    distance: Distance = "ordinal",
+    symmetric: bool = True,
+    seed: int = 0,
+) -> Alpha | None:
     """Of what several people said of each unit, values among 0, .5 and 1. None where no unit has two answers,
-    or all answers are the same, so that chance would agree as well.
+    or all answers are ties, so that chance would agree as well.
+
+    Which segment of a pair is first means nothing: in logs it may always be the better one, and then chance
+    would seem to agree as often as people do. So each unit counts in both orders; `symmetric=False` is
+    Krippendorff's own.
 
     The interval is a percentile bootstrap over units. Ordinal: a tie is nearer to a preference than the
     opposite preference is, by how often each is said. Interval: it is half of the way. Nominal: it is as far.
@@ -64,6 +74,8 @@ def alpha(units: Iterable[Sequence[float]], *, distance: Distance = "ordinal", s
     if not len(counts):
         return None
     pairs = _coincidences(counts)
+    if symmetric:
+        counts, pairs = counts + counts[:, ::-1], pairs + pairs[:, ::-1, ::-1]
     value = _alphas(counts[None].sum(1), pairs.sum(0)[None], distance)[0]
     if np.isnan(value):
         return None
