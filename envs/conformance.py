@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.text_world import ALONE, Message, Player, most_turns, play, restore, snapshot
+from envs.text_world import ALONE, Message, Played, Player, most_turns, play, restore, snapshot
 from rl_dialog.data.schema import ROLES, TEXT, can_be_encoded, failure_of, read_jsonl
 from rl_dialog.errors import UserError
 
@@ -346,7 +346,7 @@ def _check_players(make_world: MakeWorld) -> str:
     told = []
     for name, make in brought.scripted_players().items():
         # Seeds of their own: a player that draws as the world draws would guess all of it.
-        played = [play(make_world(), make(MEASURED + seed), seed=seed) for seed in range(MEASURED)]
+        played = [_played_by(make(MEASURED + seed), make_world(), seed) for seed in range(MEASURED)]
         returns = [each for one in played for each in one.returns.values() if each is not None]
         if not returns:
             raise UserError(f"player {name}: expected episodes with a return, got {played[0].end} ones")
@@ -359,8 +359,18 @@ def _check_players(make_world: MakeWorld) -> str:
     return f"{', '.join(told)} ({MEASURED} episodes each)"
 
 
+def _played_by(player: Any, world: Any, seed: int) -> Played:
+    """As in the verb `play`: who may ask the world does."""
+    return play(world, player.in_world(world) if hasattr(player, "in_world") else player, seed=seed)
+
+
+def _bringer(make_world: MakeWorld, name: str) -> Any:
+    """Whom the verbs ask: the class, or the constructor that stands for it."""
+    return make_world if hasattr(make_world, name) else make_world()
+
+
 def _check_references(make_world: MakeWorld) -> str:
-    brought = make_world()
+    brought = _bringer(make_world, "reference_returns")
     if not hasattr(brought, "reference_returns"):
         return NONE
     found = brought.reference_returns(4, 0)
@@ -382,7 +392,7 @@ def _check_drawing(make_world: MakeWorld) -> str:
 
 
 def _check_logs(make_world: MakeWorld) -> str:
-    brought = make_world()
+    brought = _bringer(make_world, "write_logs")
     if not hasattr(brought, "write_logs"):
         return NONE
     with tempfile.TemporaryDirectory() as folder:

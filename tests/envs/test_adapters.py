@@ -54,6 +54,12 @@ def random_legal(name: str, seed: int):
     return play(world, lambda messages: world.random_move(chance), seed=seed)
 
 
+def test_the_check_knows_what_an_adapter_brings_beside_its_world(textarena):
+    found = check_world(text_env("textarena:Nim-v0"), but=("other process",))
+    notes = {each.check: each.note for each in found}
+    assert notes["references"] == "random legal" and notes["logs"] == "written as Dialogs"
+
+
 def test_options_are_yaml():
     assert parsed("Nim-v0?role=1&piles=[1, 2]&opponent=a:B&deep=true") == (
         "Nim-v0",

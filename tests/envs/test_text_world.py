@@ -104,6 +104,36 @@ def test_a_player_that_draws_as_the_world_does_knows_nothing_of_it():
     assert "optimum 0.25 (32 episodes each)" in told
 
 
+class Asked(House):
+    """Its player may ask the world, as `play` lets it; its logs and references want a world instead of the
+    class, which is what the verbs have."""
+
+    class Asks:
+        def __init__(self, seed):
+            pass
+
+        def __call__(self, messages):
+            return "nowhere"
+
+        def in_world(self, world):
+            return lambda messages: world.doors[0]
+
+    def scripted_players(self):
+        return {"asks": self.Asks}
+
+    def reference_returns(self, episodes, seed):
+        return {"asks": [-3.0] * episodes}
+
+    def write_logs(self, path, *, dialogs, seed):
+        path.write_text('{"messages": []}\n' * dialogs)
+
+
+def test_players_references_and_logs_are_checked_as_the_verbs_ask_for_them():
+    found = {each.check: each for each in check_world(Asked, but=("other process",))}
+    assert found["players"].note == "asks -3.00 (32 episodes each)"
+    assert "TypeError" in found["references"].fault and "TypeError" in found["logs"].fault
+
+
 class Lucky(House):
     """Draws from the generator of the process."""
 
