@@ -25,7 +25,7 @@ from envs.adapters.names import unknown
 from rl_dialog.errors import UserError
 
 MOST_PLAYERS = 15
-OURS = ("role", "opponent", "players")  # options of the name that are not the game's
+OURS = ("role", "opponent", "players", "turns")  # options of the name that are not the game's
 STEP = 0x9E3779B97F4A7C15  # between the seeds of an episode's moves
 GAME = -1  # who TextArena's messages of the game itself come from
 Said = tuple[int, str, str]  # who, what, the kind of TextArena's ObservationType

@@ -9,6 +9,7 @@ Options of the name, beside those that the game's class takes (`size=3`):
                (`Class(seed)` is such a function), or the address of an endpoint, http://host:port/v1, where
                `serve` has a checkpoint
     players    how many take part, by default the fewest that the game takes
+    turns      replies after which an episode is cut off, by default 200
 
 Messages are what TextArena tells the player since it spoke last; all players that are the policy's learn how
 the game ended. The reward is 0 until it is over, then the player's own of TextArena. A move that the game
@@ -47,6 +48,11 @@ class TextArenaWorld:
         """Raises UserError for a game that cannot be played here, and for options that do not fit."""
         rest = dict(options or {})
         self.role, self.opponent = rest.pop("role", 0), str(rest.pop("opponent", "random"))
+        turns = rest.pop("turns", self.max_turns)
+        if type(turns) is not int or turns < 1:
+            expected = "turns to be a whole number of at least 1"
+            raise UserError(f"env 'textarena:{name}': expected {expected}, got {turns!r}")
+        self.max_turns = turns
         self.game = TextArenaGame(name, rest.pop("players", None), rest)
         players = range(self.game.players)
         if self.role != "any" and not (type(self.role) is int and self.role in players):

@@ -117,6 +117,14 @@ def test_a_random_mover_makes_moves_that_the_game_takes(textarena):
             assert "invalid" not in message["content"].lower()
 
 
+def test_who_asks_for_more_turns_plays_a_long_game_to_its_end(textarena):
+    """To 500 points one holds at 20 more than 200 times."""
+    for turns, end, earned in ((200, "truncated", 0.0), (500, "terminated", 1.0)):
+        world = text_env(f"textarena:PigDice-v0-500?turns={turns}")()
+        played = play(world, world.scripted_players()["hold_at_20"](0), seed=0)
+        assert (played.end, played.returns) == (end, {"assistant": earned})
+
+
 def test_a_pickled_game_goes_on_as_it_would_have(textarena):
     """In mid-episode, with dice to come, and whatever the generator of the process says."""
     world = text_env("textarena:PigDice-v0")()
@@ -242,12 +250,13 @@ def test_a_game_that_crashes_is_a_failed_episode(textarena, monkeypatch):
     ("name", "said"),
     [
         ("textarena:Nimm-v0", "one of the .* games of TextArena. Did you mean .*Nim-v0"),
-        ("textarena:Nim-v0?opponet=self", "options that fit, of piles, role, opponent, players; got"),
+        ("textarena:Nim-v0?opponet=self", "options that fit, of piles, role, opponent, players, turns; got"),
         ("textarena:Nim-v0?piles=three", "options that fit, of piles"),
         ("textarena:Nim-v0?role=2", "role to be one of 0, 1 or any, got 2"),
         ("textarena:Nim-v0?role=true", "role to be one of 0, 1 or any, got True"),
         ("textarena:Nim-v0?players=3", "number of players has to be 2"),
         ("textarena:Nim-v0?players=two", "players to be a whole number, got 'two'"),
+        ("textarena:Nim-v0?turns=0", "turns to be a whole number of at least 1, got 0"),
         ("textarena:Nim-v0?opponent=http://", "expected random, self, perfect, module:function"),
         (
             "textarena:Nim-v0?opponent=http://me:secret@127.0.0.1:1/v1",
