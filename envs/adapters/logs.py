@@ -35,7 +35,14 @@ def played(make_world: Callable[[], Any], seed: int) -> Played:
 
 def write_logs(make_world: Callable[[], Any], path: str | Path, *, dialogs: int, seed: int) -> None:
     """`dialogs` episodes, one JSON line each; episodes that failed are left out, and of worlds with several
-    roles each role's Dialog is one. Raises UserError where more than three in four fail."""
+    roles each role's Dialog is one. Raises UserError where more than three in four fail, and for tasks that
+    know no answers."""
+    world = make_world()
+    if hasattr(world, "tells_answers") and not world.tells_answers():
+        name = getattr(make_world, "__name__", "world")
+        expected = "a task that knows answers, for logs of somebody who knows every other one"
+        fix = "let a model play (`play --checkpoint`, `--player http://...`), or a player of your own"
+        raise UserError(f"env {name!r}: expected {expected}, got one that only scores them: {fix}")
     write_jsonl(_dialogs(make_world, dialogs, seed), path)
 
 

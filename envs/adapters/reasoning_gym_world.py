@@ -93,6 +93,11 @@ class ReasoningGymWorld:
         """The question."""
         return self.messages[0]["content"]
 
+    def tells_answers(self) -> bool:
+        """Whether the task knows an answer to its questions: some only know how to score one."""
+        with own_luck(0, with_numpy=True):
+            return _data(self.name, self.options)[0]["answer"] is not None
+
     def known_answer(self, *, right: bool) -> str:
         """The answer that the task knows, or the one to the next problem."""
         if right:

@@ -325,6 +325,14 @@ def test_the_score_of_an_answer_is_the_reward(gym):
     assert len(questions) == 20
 
 
+def test_no_logs_of_a_task_that_knows_no_answers(gym, tmp_path):
+    """They were the word None, five of five times, for a reward of 0."""
+    with pytest.raises(UserError, match="expected a task that knows answers.*: let a model play"):
+        text_env("reasoning_gym:graph_color").write_logs(tmp_path / "logs.jsonl", dialogs=5, seed=1)
+    found = check_world(text_env("reasoning_gym:graph_color"), but=("other process",))
+    assert not [each for each in found if each.fault]
+
+
 def test_an_answer_that_breaks_the_scorer_is_a_failed_episode(gym, monkeypatch):
     world = text_env("reasoning_gym:chain_sum?seed=77")()
     world.reset(seed=1)
