@@ -57,15 +57,15 @@ def alpha(
     units: Iterable[Sequence[float]],
     *,
     distance: Distance = "ordinal",
-    symmetric: bool = True,
+    symmetric: bool = False,
     seed: int = 0,
 ) -> Alpha | None:
     """Of what several people said of each unit, values among 0, .5 and 1. None where no unit has two answers,
-    or all answers are ties, so that chance would agree as well.
+    or all answers are the same, so that chance would agree as well.
 
     Which segment of a pair is first means nothing: in logs it may always be the better one, and then chance
-    would seem to agree as often as people do. So each unit counts in both orders; `symmetric=False` is
-    Krippendorff's own.
+    seems to agree as often as people do. `symmetric` counts each unit in both orders, so that only ties can
+    be had by chance like that.
 
     The interval is a percentile bootstrap over units. Ordinal: a tie is nearer to a preference than the
     opposite preference is, by how often each is said. Interval: it is half of the way. Nominal: it is as far.

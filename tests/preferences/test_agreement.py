@@ -13,7 +13,7 @@ def test_alpha_by_hand():
     each, 3 answers of each value. Observed 2/6, expected 2 * 3 * 3 / (6 * 5) = 3/5, alpha = 1 - 5/9."""
     units = [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
     for distance in ("nominal", "interval", "ordinal"):  # of two values all distances are the same
-        assert alpha(units, distance=distance, symmetric=False).value == pytest.approx(4 / 9), distance
+        assert alpha(units, distance=distance).value == pytest.approx(4 / 9), distance
 
 
 def test_a_tie_is_nearer_than_the_opposite():
@@ -22,21 +22,21 @@ def test_a_tie_is_nearer_than_the_opposite():
     2 (2 * .25 + 2 * 1 + 1 * .25) / 12 = 5.5 / 12, alpha = 1 - 3/11. Ordinal: ranks 1, 2.5, 3.5; observed
     2/4, expected 2 (2 * 2.25 + 2 * 6.25 + 1) / 12 = 3, alpha = 5/6."""
     units = [[1.0, 0.5], [0.0, 0.0]]
-    assert alpha(units, distance="nominal", symmetric=False).value == pytest.approx(0.4)
-    assert alpha(units, distance="interval", symmetric=False).value == pytest.approx(8 / 11)
-    assert alpha(units, distance="ordinal", symmetric=False).value == pytest.approx(5 / 6)
+    assert alpha(units, distance="nominal").value == pytest.approx(0.4)
+    assert alpha(units, distance="interval").value == pytest.approx(8 / 11)
+    assert alpha(units, distance="ordinal").value == pytest.approx(5 / 6)
 
 
 def test_a_unit_with_three_answers_weighs_by_its_answers():
     """(1, 1, 0) and (0, 0): of the first, 1-1 meet 2 / 2 times, 1-0 and 0-1 2 / 2 each; observed 2/5, n1 = 2,
     n0 = 3, expected 2 * 6 / 20 = 3/5, alpha = 1/3."""
-    assert alpha([[1.0, 1.0, 0.0], [0.0, 0.0]], symmetric=False).value == pytest.approx(1 / 3)
+    assert alpha([[1.0, 1.0, 0.0], [0.0, 0.0]]).value == pytest.approx(1 / 3)
 
 
 def test_where_alpha_says_nothing():
     assert alpha([]) is None and alpha([[1.0], [0.0]]) is None
-    assert alpha([[0.5, 0.5], [0.5, 0.5]]) is None, "chance would agree as well"
-    assert alpha([[1.0, 1.0], [1.0, 1.0]], symmetric=False) is None
+    assert alpha([[1.0, 1.0], [1.0, 1.0]]) is None, "chance would agree as well"
+    assert alpha([[0.5, 0.5], [0.5, 0.5]], symmetric=True) is None
 
 
 def test_which_segment_is_first_does_not_matter():
@@ -46,11 +46,14 @@ def test_which_segment_is_first_does_not_matter():
     units = [[1.0, 1.0]] * 9 + [[1.0, 0.0]]
     turned = [[1 - value for value in unit] if n % 2 else unit for n, unit in enumerate(units)]
     for distance in ("nominal", "interval", "ordinal"):
-        found = alpha(units, distance=distance)
+        found = alpha(units, distance=distance, symmetric=True)
         assert found.value == pytest.approx(1 - 39 / 200)
-        assert found == alpha(turned, distance=distance) and found.low < found.value <= found.high
-    assert alpha(units, symmetric=False).value == pytest.approx(0)
-    assert alpha([[1.0, 1.0]] * 3).value == 1, "people who agree about everything"
+        assert (
+            found == alpha(turned, distance=distance, symmetric=True)
+            and found.low < found.value <= found.high
+        )
+    assert alpha(units).value == pytest.approx(0)
+    assert alpha([[1.0, 1.0]] * 3, symmetric=True).value == 1, "people who agree about everything"
 
 
 def test_in_both_orders_it_is_krippendorffs_own_of_units_and_their_mirror_images():
@@ -58,8 +61,8 @@ def test_in_both_orders_it_is_krippendorffs_own_of_units_and_their_mirror_images
     units = [rng.choice([0.0, 0.5, 1.0], rng.integers(2, 5), p=[0.1, 0.2, 0.7]).tolist() for _ in range(40)]
     mirrored = [[1 - value for value in unit] for unit in units]
     for distance in ("nominal", "interval", "ordinal"):
-        both = alpha(units + mirrored, distance=distance, symmetric=False)
-        assert alpha(units, distance=distance).value == pytest.approx(both.value)
+        both = alpha(units + mirrored, distance=distance)
+        assert alpha(units, distance=distance, symmetric=True).value == pytest.approx(both.value)
 
 
 def test_alpha_of_coins_is_nought_and_its_interval_covers():
