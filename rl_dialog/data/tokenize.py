@@ -310,10 +310,11 @@ def tokenize(
     """The rows of a dialog: one, or several windows when it is longer than `max_length` tokens.
 
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
-    one (the tail of a longer message) and the system prompt in front unless it takes a quarter of the window.
-    A row that the conversation outlasts ends in the state before the next reply, and knows what the replies
-    behind it earned, and how the window of the next one begins. A reply that alone is too long loses its tail
-    (`cut_replies` counts it). What teachers say of its messages (`taught`) is in the rows too.
+    one (of a longer message what leaves room for the reply) and the system prompt in front unless it takes a
+    quarter of the window. A row that the conversation outlasts ends in the state before the next reply, and
+    knows what the replies behind it earned, and how the window of the next one begins. A reply that alone is
+    too long loses its tail (`cut_replies` counts it). What teachers say of its messages (`taught`) is in the
+    rows too.
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
@@ -333,7 +334,7 @@ def tokenize(
     ]
     rows, begins, firsts, done = [], [], [], 0
     while done < len(replies):
-        system, start = _context_start(dialog, rendered, replies[done], max_length // 2)
+        system, start = _context_start(dialog, rendered, replies[done], max_length)
         fitting = bisect_right(states_after, start + max_length - system) - done
         window_replies = replies[done : done + max(1, fitting)]
         firsts.append(window_replies[0])
@@ -350,7 +351,7 @@ def tokenize(
         for (system, start), reply in zip(begins[1:], firsts[1:], strict=True)
     ]
     if dialog.truncated and dialog.messages[-1]["role"] != "assistant":
-        system, start = _context_start(dialog, rendered, len(dialog.messages), max_length // 2)
+        system, start = _context_start(dialog, rendered, len(dialog.messages), max_length)
         prompts.append(np.concatenate([rendered.input_ids[:system], rendered.input_ids[start:]]))
     rows[: len(prompts)] = [replace(row, next_prompt=ids) for row, ids in zip(rows, prompts, strict=False)]
     return _with_teachers(rows, rendered, begins, taught, tokenizer)
@@ -677,17 +678,19 @@ def _window(
     )
 
 
-def _context_start(dialog: Dialog, r: _Rendered, reply: int, budget: int) -> tuple[int, int]:
+def _context_start(dialog: Dialog, r: _Rendered, reply: int, max_length: int) -> tuple[int, int]:
     """(tokens of the leading system messages, first token kept behind them): the whole messages before
-    `reply`, or all of them, that fit `budget` tokens."""
-    end = r.actions.get(reply, len(r.input_ids))
+    `reply`, or all of them, that fit half a window; of one message that does not, what leaves room for the
+    reply."""
+    budget, end = max_length // 2, r.actions.get(reply, len(r.input_ids))
     lead = next((n for n, m in enumerate(dialog.messages) if m["role"] != "system"), 0)
     system = r.starts[lead] if r.starts[lead] <= budget // 2 else 0
     first = reply
     while first > lead and end - r.starts[first - 1] + system <= budget:
         first -= 1
-    if first == reply > lead:  # the message before is too long: its tail
-        return system, end - budget + system
+    if first == reply > lead:
+        room = max(budget, max_length - (r.action_ends.get(reply, end) - end)) - system
+        return system, max(r.starts[reply - 1], end - room)
     return system, r.starts[first]
 
 

@@ -590,7 +590,17 @@ def test_a_long_message_before_a_reply_leaves_its_tail(tokenizer):
     assert written(tokenizer, row) == ["answer" + END]
     context = tokenizer.decode(row.input_ids[: spans(row)[0][0]])
     assert context.endswith("the question<|end|><|assistant|>")
-    assert spans(row)[0][0] == 24  # half of 48
+    assert spans(row)[0][0] == 48 - len(replies_of(row)[0])
+
+
+def test_a_message_longer_than_half_a_window_is_whole_where_the_reply_leaves_room(tokenizer):
+    """As a policy reads it, whose prompts are cut to whole messages too; so is the state before it."""
+    long = user("q " * 9 + "the question")
+    made = dialog(user("x"), reply("y"), long, reply("answer"), long, reply("z"), user("on"))
+    rows = tokenize(made, tokenizer, max_length=40)
+    prompt = encode_prompt([long], tokenizer, max_length=40)
+    assert len(prompt) > 20 and rows[1].input_ids[: len(prompt)].tolist() == prompt
+    assert [row.next_prompt.tolist() for row in rows[:2]] == [prompt, prompt]
 
 
 def test_a_weight_zero_reply_between_windows_is_not_the_next_state(tokenizer):
