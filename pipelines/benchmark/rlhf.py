@@ -40,7 +40,7 @@ from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import read_dialogs
 from rl_dialog.data.tokenize import Row, encode_prompt, load_tokenizer
 from rl_dialog.evaluation.candidates import candidate_replies, reward_table
-from rl_dialog.evaluation.generation import Decoding, Reply, load_for_decoding, prompt_room
+from rl_dialog.evaluation.generation import Decoding, Reply, load_for_decoding, prompt_limits
 from rl_dialog.evaluation.plots import COLOURS, GREY, plain
 from rl_dialog.evaluation.scoring import LoggedReplies, score_replies
 from rl_dialog.methods import RLOO
@@ -271,10 +271,10 @@ class HeldOut:
 
     def divergence(self, policy: Policy, prior: Prior, replies: Sequence[Sequence[Reply]]) -> float:
         """Mean over first replies of the sum of KL(policy || prior) at their tokens: nats per reply."""
-        room, rows = prompt_room(policy, Decoding()), []
+        limits, rows = prompt_limits(policy, Decoding()), []
         for context, [reply, *_] in self._pairs(replies):
             end = [self.tokenizer.eos_token_id] if reply.finished else []
-            prompt = encode_prompt(context, self.tokenizer, max_length=room)
+            prompt = encode_prompt(context, self.tokenizer, **limits)
             rows.append(Row.of_reply(prompt, [*reply.tokens, *end]))
         logged = LoggedReplies(rows, np.arange(len(rows)), len(rows))
         return float(score_replies(policy, logged, prior=prior).kl.mean())

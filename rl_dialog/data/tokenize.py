@@ -397,19 +397,24 @@ def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[R
 
 
 def encode_prompt(
-    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int
+    messages: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_length: int,
+    usual: int | None = None,
 ) -> list[int]:
     """Token ids a policy continues: the rendered messages and the generation prompt, at most `max_length` of
     them.
 
-    When they are longer, the system prompt and the latest whole messages stay (the rule of `tokenize`: a
-    policy acts on what it was trained on). Without messages, the assistant is to open the conversation.
+    When they are longer, or than is `usual` where the policy learned, the system prompt and the latest whole
+    messages stay (the rule of `tokenize`: a policy acts on what it was trained on), and of the last message
+    what fits `max_length`. Without messages, the assistant is to open the conversation.
     Raises TemplateError where the template cannot ask for that.
     """
     if not messages:  # transformers renders no empty conversation
         opening = {"role": "assistant", "content": "\ue000"}
         return _encode(tokenizer, _opening(_text(tokenizer, [opening]), opening, tokenizer))[-max_length:]
-    return _latest(messages, tokenizer, max_length=max_length, prompt=True)
+    return _latest(messages, tokenizer, max_length=max_length, usual=usual or max_length, prompt=True)
 
 
 def encode_conversation(
@@ -417,12 +422,18 @@ def encode_conversation(
 ) -> list[int]:
     """Token ids of messages as they stand, the last one's end of turn included, cut by the rule of
     `encode_prompt`. Raises TemplateError."""
-    return _latest(messages, tokenizer, max_length=max_length, prompt=False)
+    return _latest(messages, tokenizer, max_length=max_length, usual=max_length, prompt=False)
 
 
 def _latest(
-    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, *, max_length: int, prompt: bool
+    messages: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_length: int,
+    usual: int,
+    prompt: bool,
 ) -> list[int]:
+    usual = min(usual, max_length)
     lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
 
     @lru_cache
@@ -435,16 +446,16 @@ def _latest(
     )  # 0 to all but the last message; the more are left out, the shorter the prompt
     least, characters = drops[-1], 0
     while (
-        least and characters < LONG_TOKEN * max_length
+        least and characters < LONG_TOKEN * usual
     ):  # rendering all of a conversation at every turn would take time in the square of its turns
         least -= 1
         characters += len(
             str(messages[lead + least].get("content") or messages[lead + least].get("tool_calls"))
         )
-    least = least if least and len(without(least)) > max_length else 0
-    fits = not least and len(without(0)) <= max_length
+    least = least if least and len(without(least)) > usual else 0
+    fits = not least and len(without(0)) <= usual
     drop_count = (
-        0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= max_length)
+        0 if fits else bisect_left(drops, True, lo=least, key=lambda drop: len(without(drop)) <= usual)
     )
     return without(min(drop_count, drops[-1]))[-max_length:]
 

@@ -24,7 +24,7 @@ from rl_dialog.evaluation.generation import (
     Message,
     Reply,
     beams_of,
-    prompt_room,
+    prompt_limits,
     sample_replies,
     stop_ids,
     stream,
@@ -143,8 +143,8 @@ def candidate_replies(
     batch nor N. Otherwise as in the paper: the greedy reply, then the best N - 1 of a beam search of N - 1
     beams (or of `num_beams`, if that is more). Duplicates are kept.
     """
-    room = prompt_room(policy, decoding)
-    prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    limits = prompt_limits(policy, decoding)
+    prompts = [encode_prompt(messages, tokenizer, **limits) for messages in conversations]
     if decoding.do_sample:
         seeds = [[stream(seed, c, k) for k in range(count)] for c in range(len(conversations))]
         return sample_replies(policy, tokenizer, prompts, decoding, seeds=seeds, batch_size=batch_size)
@@ -174,12 +174,12 @@ def critic_table(
 ) -> dict[str, np.ndarray]:
     """Way to rank -> (C, N). Scores the very tokens that were generated, behind the prompt that they
     continued."""
-    room = prompt_room(policy, decoding)
+    limits = prompt_limits(policy, decoding)
     stops = stop_ids(policy, tokenizer)
     end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else stops[0] if stops else None
     rows = []
     for messages, candidates in zip(conversations, replies, strict=True):
-        prompt = encode_prompt(messages, tokenizer, max_length=room)
+        prompt = encode_prompt(messages, tokenizer, **limits)
         rows += [
             Row.of_reply(prompt, [*reply.tokens, *([end] if reply.finished else [])]) for reply in candidates
         ]

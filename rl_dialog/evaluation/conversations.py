@@ -29,7 +29,7 @@ from rl_dialog.evaluation.generation import (
     evaluating,
     generations,
     latent_noise,
-    prompt_room,
+    prompt_limits,
     read_reply,
     sampled_reply,
     sampler,
@@ -75,8 +75,8 @@ class Conversations:
         other."""
         decoding.check()
         self.policy, self.tokenizer, self.decoding = policy, tokenizer, decoding
-        self.room = prompt_room(policy, decoding)
-        self.slots = policy.new_slots(rows, self.room + decoding.max_new_tokens)
+        self.limits = prompt_limits(policy, decoding)
+        self.slots = policy.new_slots(rows, self.limits["max_length"] + decoding.max_new_tokens)
         self.stops = stop_ids(policy, tokenizer)
         self.keys: list[Any] = []  # of the rows in use
         self.held: list[list[int]] = [[] for _ in range(rows)]  # the tokens that each row has read
@@ -117,9 +117,7 @@ class Conversations:
         from the seeds of the rows in use."""
         self._seat(conversations)
         order = {key: i for i, key in enumerate(conversations)}
-        prompts = [
-            encode_prompt(conversations[key], self.tokenizer, max_length=self.room) for key in self.keys
-        ]
+        prompts = [encode_prompt(conversations[key], self.tokenizer, **self.limits) for key in self.keys]
         keys, row_seeds = self.keys, [seeds[order[key]] for key in self.keys]
         with evaluating(self.policy):
             said = self._say(prompts, draw(row_seeds), latent_noise(self.policy, self.decoding, row_seeds))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, draw, prompt_room, stream
+from rl_dialog.evaluation.generation import Decoding, Message, Reply, beams_of, draw, prompt_limits, stream
 from rl_dialog.models.policy import Policy
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def draw_replies(
     settings that contradict each other.
     """
     check_draws(decoding, count=count, tries=tries)
-    room = prompt_room(policy, decoding)
-    prompts = [encode_prompt(context.messages, tokenizer, max_length=room) for context in contexts]
+    limits = prompt_limits(policy, decoding)
+    prompts = [encode_prompt(context.messages, tokenizer, **limits) for context in contexts]
     drawn = [Drawn([]) for _ in contexts]
     if not decoding.do_sample:
         beams = beams_of(policy, tokenizer, prompts, decoding, batch_size=batch_size)

@@ -207,8 +207,8 @@ def generate_replies(
     batch_size: int = 128,
 ) -> list[Reply]:
     """One reply per conversation, in the order given; conversation i draws from the stream `seeds[i]`."""
-    room = prompt_room(policy, decoding)
-    prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    limits = prompt_limits(policy, decoding)
+    prompts = [encode_prompt(messages, tokenizer, **limits) for messages in conversations]
     if decoding.do_sample:
         return [
             reply
@@ -240,8 +240,8 @@ def recorded_replies(
             "expected replies that are sampled, one per turn, to learn from, got do_sample "
             f"{str(decoding.do_sample).lower()} with num_generations {generations(policy, decoding)}"
         )
-    room = prompt_room(policy, decoding)
-    prompts = [encode_prompt(messages, tokenizer, max_length=room) for messages in conversations]
+    limits = prompt_limits(policy, decoding)
+    prompts = [encode_prompt(messages, tokenizer, **limits) for messages in conversations]
     found: dict[int, SampledReply] = {}
     with evaluating(policy):
         for indices in batches([len(prompt) for prompt in prompts], batch_size):
@@ -300,7 +300,7 @@ def choose_reply(
     seed: int,
 ) -> Choice:
     """What `generate_replies` chooses among where the best of several is said."""
-    prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    prompt = encode_prompt(messages, tokenizer, **prompt_limits(policy, decoding))
     ((choice,),) = choices_of(
         policy, tokenizer, [prompt], decoding, seeds=[[seed]], batch_size=generations(policy, decoding)
     )
@@ -424,7 +424,7 @@ def beam_replies(
 ) -> list[Reply]:
     """All `num_beams` results of a beam search, best first, with their scores (sum of log-probabilities /
     number of tokens)."""
-    prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    prompt = encode_prompt(messages, tokenizer, **prompt_limits(policy, decoding))
     return next(beams_of(policy, tokenizer, [prompt], decoding, batch_size=decoding.num_beams))
 
 
@@ -479,7 +479,7 @@ def stream_reply(
 ) -> Reply:
     """One reply, its tokens handed to a transformers `streamer` as they come."""
     decoding.check()
-    prompt = encode_prompt(messages, tokenizer, max_length=prompt_room(policy, decoding))
+    prompt = encode_prompt(messages, tokenizer, **prompt_limits(policy, decoding))
     if (
         generations(policy, decoding) > 1 or decoding.num_beams > 1
     ):  # nothing can be shown before the best reply is known
@@ -554,9 +554,9 @@ def read_reply(tokens: Sequence[int], policy: Policy, tokenizer: PreTrainedToken
     )
 
 
-def prompt_room(policy: Policy, decoding: Decoding) -> int:
-    """Tokens a prompt may have, such that the longest reply still fits the model's context, and that are no
-    more than a model that was made here has learned to read."""
+def prompt_limits(policy: Policy, decoding: Decoding) -> dict[str, int]:
+    """How many tokens a prompt may have, for `encode_prompt`: such that the longest reply still fits the
+    model's context, and with older messages no more than a model that was made here has learned to read."""
     context = policy.context or decoding.max_prompt_length + decoding.max_new_tokens
     room = min(decoding.max_prompt_length, context - decoding.max_new_tokens)
     if room < 1:
@@ -564,7 +564,7 @@ def prompt_room(policy: Policy, decoding: Decoding) -> int:
             f"expected room for a prompt, got max_new_tokens {decoding.max_new_tokens} with a model of "
             f"{context} positions"
         )
-    return min(room, policy.lengths.prompt) if policy.lengths else room
+    return {"max_length": room, "usual": policy.lengths.prompt if policy.lengths else room}
 
 
 def stop_ids(policy: Policy, tokenizer: PreTrainedTokenizerFast) -> list[int]:

@@ -20,7 +20,7 @@ from rl_dialog.data.tokenize import encode_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.contexts import Contexts
 from rl_dialog.evaluation.episodes import Answers, Episode, Table, Tables, play_episodes, return_figures
-from rl_dialog.evaluation.generation import Decoding, Reply, prompt_room
+from rl_dialog.evaluation.generation import Decoding, Reply, prompt_limits
 from rl_dialog.evaluation.openings import WORLD, Openings, RewardMix
 from rl_dialog.evaluation.roles import SharedTable
 from rl_dialog.evaluation.self_play import COPY, LEARNER, Opponent, Sides
@@ -155,7 +155,7 @@ class Rollouts:
             self.folder.mkdir(parents=True, exist_ok=True)
             lines = [self._dialog(episode, step) for episode in played]
             write_text_atomically(self.folder / f"step-{step + 1:06d}.jsonl", "".join(lines))
-        room = prompt_room(policy, self.decoding)
+        limits = prompt_limits(policy, self.decoding)
         mine = [each for each in played if each.dialog.meta.get("player") != COPY]
         if not mine:
             raise UserError(
@@ -163,7 +163,7 @@ class Rollouts:
                 "its copy did: leave out --learner_role, or set --opponent_lag 0"
             )
         roles = sorted({each.dialog.meta.get("role", "") for each in mine})
-        return [self._rollout(each, tokenizer, room, roles, step) for each in mine]
+        return [self._rollout(each, tokenizer, limits, roles, step) for each in mine]
 
     def units(self, step: int) -> list[list[int]]:
         """The numbers of the episodes of a step, as they are handed out."""
@@ -192,7 +192,12 @@ class Rollouts:
         return replace(dialog, meta=meta).to_json() + "\n"
 
     def _rollout(
-        self, episode: Episode, tokenizer: PreTrainedTokenizerFast, room: int, roles: list[str], step: int
+        self,
+        episode: Episode,
+        tokenizer: PreTrainedTokenizerFast,
+        limits: dict[str, int],
+        roles: list[str],
+        step: int,
     ) -> Rollout:
         dialog, total = episode.dialog, episode.total
         rewards = [dialog.messages[i]["reward"] for i in dialog.replies]
@@ -200,9 +205,7 @@ class Rollouts:
             [reply.spoken for reply in episode.replies],
             [float("nan") if reward is None else reward for reward in rewards],
             truncated=dialog.truncated,
-            next_prompt=(
-                encode_prompt(dialog.messages, tokenizer, max_length=room) if dialog.truncated else ()
-            ),
+            next_prompt=(encode_prompt(dialog.messages, tokenizer, **limits) if dialog.truncated else ()),
         )
         role = dialog.meta.get("role", "")
         group = episode.index // self.group_size * len(roles) + roles.index(role)

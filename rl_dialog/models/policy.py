@@ -48,7 +48,7 @@ class Lengths(NamedTuple):
     it."""
 
     row: int  # the longest
-    prompt: int  # the longest that a reply was learned behind
+    prompt: int  # that 99 in 100 replies were learned behind, or a shorter one
 
 
 class Policy(PreTrainedModel, LatentGenerationMixin):

@@ -487,12 +487,11 @@ def _prompt(request: ChatRequest, room: int, model: Served) -> list[int]:
         lead = next((n for n, m in enumerate(messages) if m["role"] != "system"), len(messages))
         # each message takes a token at least
         messages = messages[:lead] + messages[max(lead, len(messages) - room) :]
-        learned = min(room, model.lengths.prompt) if model.lengths else room
-        prompt = encode_prompt(messages, model.tokenizer, max_length=learned)
-        if len(prompt) == learned:
+        usual = model.lengths.prompt if model.lengths else room
+        prompt = encode_prompt(messages, model.tokenizer, max_length=room, usual=usual)
+        if len(prompt) == room:
             kept = messages[:lead] + messages[max(lead, len(messages) - 1) :]
-            whole = encode_prompt(kept, model.tokenizer, max_length=2**31)
-            prompt, length = (whole, len(whole)) if len(whole) > learned else (prompt, len(prompt))
+            length = len(encode_prompt(kept, model.tokenizer, max_length=2**31))
             if length > room:
                 message = f"expected at most {room} tokens in the system prompt and the last message"
                 message += f", got {length}"

@@ -23,7 +23,7 @@ from rl_dialog.evaluation.generation import (
     choose_reply,
     generations,
     load_for_decoding,
-    prompt_room,
+    prompt_limits,
     stream,
     stream_reply,
 )
@@ -99,9 +99,7 @@ class Chat:
         """Adds the user's message and the reply, which it prints."""
         self.messages.append({"role": "user", "content": text})
         if self.debug:
-            prompt = encode_prompt(
-                self.messages, self.tokenizer, max_length=prompt_room(self.policy, self.decoding)
-            )
+            prompt = encode_prompt(self.messages, self.tokenizer, **prompt_limits(self.policy, self.decoding))
             print(f"context ({len(prompt)} tokens): {harmless(self.tokenizer.decode(prompt))}")
         reply = (
             self._draw()

@@ -20,7 +20,7 @@ from rl_dialog.evaluation.generation import (
     choose_beam,
     generate_replies,
     load_for_decoding,
-    prompt_room,
+    prompt_limits,
     rank_weights,
     read_reply,
     stream,
@@ -102,8 +102,10 @@ def test_a_model_made_here_reads_no_longer_prompts_than_it_has_learned(make_poli
 
     whole = said(TALKS[1])
     policy.lengths = Lengths(row=64, prompt=short + 2)
-    assert prompt_room(policy, decoding) == short + 2
+    assert prompt_limits(policy, decoding)["usual"] == short + 2
     assert said(TALKS[1]) == said(late) != whole
+    policy.lengths = Lengths(row=64, prompt=3)
+    assert said(TALKS[1]) == said(late), "the last message stays whole"
     policy.lengths = Lengths(row=10_000, prompt=10_000)
     assert said(TALKS[1]) == whole and policy.longest_row == policy.context
 

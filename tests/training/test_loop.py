@@ -1172,5 +1172,7 @@ def test_a_model_made_here_remembers_how_long_its_rows_were(family: str, tmp_pat
     assert long == (len(whole[0].input_ids), whole[0].reply_starts[-1])
     again = learned(cut, "again", str(tmp_path / "longer" / "checkpoint-1"))
     assert again.lengths == long, "what was learned once stays"
+    once = learned(cut * 100 + whole, "once").lengths
+    assert once == (long.row, max(row.reply_starts[-1] for row in cut)), "what was learned once is not known"
     load_lm(MODEL, tokenizer).save_pretrained(tmp_path / "elsewhere")
     assert learned(cut, "other", str(tmp_path / "elsewhere")).lengths is None
