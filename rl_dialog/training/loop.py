@@ -66,6 +66,7 @@ from rl_dialog.training.optim import (
 from rl_dialog.training.worker_group import place_in_group, wait_for_the_first
 
 FAR = 0.5  # nats per token from the prior at the start that are told: two clones of the same logs are nearer
+WEAKEST, STRONGEST = -7.0, 9.0  # exponents of e: between which strengths a target_kl is looked for
 
 Evaluate = Callable[[Policy, Any, int], dict[str, float]]  # (policy, tokenizer, step) -> {"eval/return": ...}
 
@@ -706,11 +707,19 @@ class Trainer:
             )
             return sum(float(row_kl.sum()) for row_kl in divergences) / max(1, replies)
 
-        low, high = -7.0, 9.0  # exponents of e
+        low, high = WEAKEST, STRONGEST
         for _ in range(halvings):
             middle = (low + high) / 2
             low, high = (low, middle) if divergence(math.exp(middle)) > method.target_kl else (middle, high)
-        return method.with_strength(math.exp((low + high) / 2))
+        strength = math.exp((low + high) / 2)
+        if high == STRONGEST and self.step == self.total_steps:
+            warnings.warn(
+                f"--method.target_kl {method.target_kl:g}: expected a strength with so many nats per reply, "
+                f"got {divergence(strength):.2g} at the largest, {strength:.0f}: values hardly tell replies "
+                "apart, and to lean on them as far says little; train for longer, or ask for less",
+                stacklevel=2,
+            )
+        return method.with_strength(strength)
 
     def _save(self, metrics: dict[str, float]) -> None:
         """checkpoint-<step>/, then the pointers `latest` and `best`, then the removal of old ones."""

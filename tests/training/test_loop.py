@@ -1060,6 +1060,16 @@ def test_the_strength_follows_from_a_divergence_per_reply(method: Method, tmp_pa
     )
 
 
+def test_a_divergence_that_no_strength_reaches_is_told(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    rows, config = make_rows(tokenizer), TrainerConfig(max_steps=1, report_to="none")
+    policy = Policy(load_lm(MODEL, tokenizer), ILQL(target_kl=1e6), MODEL)
+    with pytest.warns(
+        UserWarning, match=r"target_kl 1e\+06: expected a strength .* got [\d.e+]+ at the largest"
+    ):
+        Trainer(policy, tokenizer, rows, [], config, tmp_path).train()
+
+
 # --- rewards that are missing -------------------------------------------------------------------------------
 
 
