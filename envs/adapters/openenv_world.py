@@ -16,9 +16,9 @@ Options of the name, for servers other than ours (`python -m pipelines.serve_env
 
 A server of ours answers with the whole conversation. What any other says is added to it as the user's words,
 unless it sends the conversation so far and more.
-A server that cannot be reached when a world is made is an error. One that goes away, answers with an error,
-with what is no observation or not in time in mid-episode makes the episode a failed one, and the next `reset`
-connects anew.
+A server that cannot be reached when a process makes its first world is an error. One that goes away later,
+answers with an error, with what is no observation or not in time makes episodes failed ones until it is back:
+each `reset` connects anew.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ LARGEST = 16 * 2**20  # bytes of an answer
 ROLES = ("system", "user", "assistant", "tool")
 TEXTS = ("prompt", "text", "content", "message", "response", "echoed_message", "result", "output")
 Stepped = tuple[list[Message], Any, bool, bool, dict[str, Any]]
+SCHEMAS: dict[str, dict[str, Any]] = {}  # what servers said to this process, by address
 
 
 class Gone(Exception):
@@ -213,7 +214,9 @@ def _address(url: str) -> str:
 
 
 def _schema(url: str, seconds: float) -> dict[str, Any]:
-    """What the server says of its world, if anything. Raises UserError where nobody answers."""
+    """What the server says of its world, if anything; of one that went away, what it said before: verbs make
+    a world for each episode, and those that were played are not lost. Raises UserError where nobody ever
+    answered."""
     page = f"http{url[2:]}/schema"  # ws -> http, wss -> https
     waits = min(CONNECT_SECONDS, seconds)
     try:
@@ -221,11 +224,14 @@ def _schema(url: str, seconds: float) -> dict[str, Any]:
             text = _body(answer, waits)
         schema = json.loads(text) if answer.is_success else {}
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        if url in SCHEMAS:
+            return SCHEMAS[url]
         got = f"got {type(error).__name__}: {error}"
         raise UserError(f"env 'openenv:{url}': expected a server that answers at {page}, {got}") from error
     except (ValueError, RecursionError):
         schema = {}
-    return schema if isinstance(schema, dict) else {}
+    SCHEMAS[url] = schema if isinstance(schema, dict) else {}
+    return SCHEMAS[url]
 
 
 def _body(answer: httpx.Response, seconds: float) -> bytes:

@@ -25,12 +25,14 @@ from websockets.sync.client import connect
 from websockets.sync.server import serve
 
 from envs import text_env
-from envs.adapters.openenv_world import OpenEnvWorld
+from envs.adapters.openenv_world import SCHEMAS, OpenEnvWorld
 from envs.conformance import Babbler, check_world
 from envs.example import House
 from envs.text_world import play, restore, snapshot
 from pipelines.serve_env import ServeEnvConfig, main
 from rl_dialog.errors import UserError
+from rl_dialog.evaluation.episodes import play_with
+from rl_dialog.evaluation.players import scripted_reply
 from rl_dialog.serving.worlds import WorldLimits, create_world_app
 from rl_dialog.web_server import Patience, WebServer, listening
 from tests.envs.test_text_world import Haggle
@@ -485,9 +487,35 @@ def test_a_schema_without_end_is_no_answer(monkeypatch):
             text_env(f"openenv:ws://127.0.0.1:{place.getsockname()[1]}?seconds=120")
 
 
+def test_what_was_played_before_the_server_died_is_kept():
+    """Verbs make a world for each episode: the first after its death ended the command, and all was lost."""
+    server = served(House)
+    url = server.url.replace("http", "ws")
+    said = []
+
+    class Kills:
+        def __init__(self, seed):
+            pass
+
+        def __call__(self, messages):
+            said.append(messages)
+            if len(said) == 5:  # in the second episode, which takes three
+                server.close()
+            return "left right"
+
+    found = play_with(
+        lambda tables: [scripted_reply(Kills(0), "kills", each) for each in tables],
+        text_env(f"openenv:{url}"),
+        range(4),
+        batch_size=1,
+    )
+    assert [each.end for each in found] == ["terminated", "failed", "failed", "failed"]
+
+
 @pytest.mark.slow
 def test_the_verb_serves_and_what_dies_fails(tmp_path):
-    """A process of its own: the same episodes; killed in mid-episode, a failed one, then a clear error."""
+    """A process of its own: the same episodes; killed in mid-episode, failed ones, and for who comes then a
+    clear error."""
     command = [sys.executable, "-m", "pipelines.serve_env", "--env", "small_talk", "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -504,6 +532,8 @@ def test_the_verb_serves_and_what_dies_fails(tmp_path):
         *_, truncated, info = world.step("Are you there?")
         assert truncated and url in info["failed"]
         assert "failed" in world.reset(seed=1)[1]
+        assert "failed" in there().reset(seed=1)[1]
+        SCHEMAS.clear()
         with pytest.raises(UserError, match="expected a server that answers"):
             there()
     finally:
