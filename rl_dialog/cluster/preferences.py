@@ -40,7 +40,7 @@ BEAT = 1.0  # seconds between two questions whether a role lives
 HEARTBEAT = 10.0  # seconds that a role which runs has to answer
 STARTING = 120.0  # seconds that a new one has to find a place and to answer, or to answer while it loads
 LOADING = 600.0  # seconds that a process which answers has to import and load its role
-SAID = 60.0  # seconds after which it is said that it still loads; then twice as long each time
+SAID = 60.0  # seconds after which it is said that a role still loads or works; then twice as long each time
 RESTARTS = 3
 LAST = 600.0  # seconds for the round that is under way at the end, and as many to save
 IDLE = 0.1  # seconds before a role that had nothing to do is asked again
@@ -120,6 +120,8 @@ class Role:
     is_made: bool = False  # by the process that answered last
     loading: float = 0.0  # seconds that this process has been making it
     due: float = SAID  # of `loading`, to say so
+    working: float = 0.0  # seconds that the step under way has taken
+    slow: float = SAID  # of `working`, to say so
     next: float = 0.0  # no step before
     failures: int = 0  # since its last finished step
     restarts: int = 0
@@ -324,6 +326,21 @@ class Supervisor:
                 self._hear(role)
             if role.silent > role.patience:
                 self._end(role, f"it did not answer for {role.patience:.0f} s")
+            self._say_working(role, passed)
+
+    def _say_working(self, role: Role, passed: float) -> None:
+        """A first fit to pictures takes many minutes on a CPU, in which nobody else has anything to say."""
+        if role.running is None or not role.is_made:
+            role.working, role.slow = 0.0, SAID
+            return
+        role.working += passed
+        if role.working > role.slow:
+            role.slow *= 2
+            print(
+                f"{role.name} (process {role.pid}): still at work after {role.working:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _hear(self, role: Role) -> None:
         """Takes a heartbeat. Another process than before is one that Ray has made again."""

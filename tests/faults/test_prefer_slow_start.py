@@ -104,6 +104,30 @@ def test_roles_that_load_for_longer_than_they_have_to_answer_come_up(tmp_path, m
     assert "still loading after" in told and "it answers, and has 600 s" in told
 
 
+class SlowTeacher:
+    def teach(self):
+        time.sleep(10)
+        return {"version": 1, "all_labels": 1}, (1, "a model")
+
+
+class QuickAsker:
+    """It says that all is labelled once there is a model."""
+
+    def step(self, clips, *, wanted, published):
+        return {"labels": float(published is not None)}
+
+
+def test_a_role_that_works_for_long_is_told(tmp_path, monkeypatch, capfd):
+    """One whose steps are short is not."""
+    monkeypatch.setattr(preferences, "SAID", 2.0)
+    roles = {"learner": None, "asker": QuickAsker, "teacher": SlowTeacher, "labellers": {}}
+    plan = preferences.Plan(**roles, wanted=lambda steps: 1, steps=1, budget=1, gather=1)
+    with connect():
+        preferences.Supervisor(plan, tmp_path, lambda step, metrics: None).run()
+    told = [line for line in capfd.readouterr().err.splitlines() if "still at work after" in line]
+    assert len(told) > 1 and all(line.startswith("teacher (process ") for line in told), told
+
+
 def die() -> None:
     os._exit(1)
 
