@@ -97,7 +97,9 @@ def with_state(
         """As transformers reads it: what the caller leaves open the model's own settings say."""
         return next((given[name] for given in every if given.get(name) is not None), None)
 
-    if settings.get("past_key_values") is None and asked("use_cache") is not False:
+    cache = settings.get("past_key_values")
+    empty = cache is None or not isinstance(cache, MessageStates) and not cache.get_seq_length()
+    if empty and asked("use_cache") is not False and not asked("cache_implementation"):
         settings = settings | {"past_key_values": MessageStates(others)}
     if not asked("do_sample") or settings.get("noise") is not None or ids is None:
         return settings

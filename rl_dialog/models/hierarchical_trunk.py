@@ -171,10 +171,10 @@ class HierarchicalModel(HierarchicalPreTrained):
         attention_mask (B, T or more, of which the last T count): padding, on either side, is passed over;
         noise (B,) int64: see above.
         """
-        kept = isinstance(past_key_values, MessageStates | StateSlots)
-        if past_key_values is not None and not kept and past_key_values.get_seq_length():
-            raise UserError(f"expected MessageStates as cache, got a {type(past_key_values).__name__}")
-        cache = past_key_values if kept else MessageStates() if use_cache else None
+        cache = past_key_values
+        wanted = self.config.use_cache if use_cache is None else use_cache
+        if not isinstance(cache, StateSlots) and (wanted or cache is not None):
+            cache = MessageStates.around(cache, 0)
         state = cache.load() if cache is not None else None
         hidden, state, _ = self._run(input_ids, attention_mask, state, noise, None)
         if cache is not None:

@@ -61,14 +61,15 @@ class MessageStates(Cache):
 
     @classmethod
     def around(cls, cache: Cache | None, others: int) -> MessageStates:
-        """`cache` itself when it is one of ours, a new one where there is none. Raises UserError
-        otherwise."""
+        """`cache` itself when it is one of ours, a new one where there is none. Raises UserError for another
+        one, even if it is empty: nothing would be written to it, and who goes on with it would begin anew."""
         if isinstance(cache, cls):
             return cache
-        if cache is not None and cache.get_seq_length():
+        if cache is not None:
             raise UserError(
-                "expected an empty cache or one that this model returned, got a "
-                f"{type(cache).__name__} with {cache.get_seq_length()} tokens"
+                f"expected no cache or one that this model returned, got a {type(cache).__name__}: a "
+                "hierarchical model keeps states, not keys and values; leave past_key_values (or "
+                "cache_implementation) out of the first call and go on with those of what it returns"
             )
         return cls(others)
 

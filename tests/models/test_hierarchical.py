@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
@@ -265,6 +265,27 @@ def seeds_read(model) -> list:
 
     model.register_forward_pre_hook(keep, with_kwargs=True)
     return seeds
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@torch.no_grad()
+def test_a_loop_of_ones_own_goes_on_from_what_is_returned(tokenizer, wrapped):
+    """As with any model of transformers; a cache of keys and values, which would stay empty, is refused, and
+    `generate` makes its own instead."""
+    policy = make(tokenizer, "vhred", ILQL())
+    model, ids = policy if wrapped else policy.lm, some_rows(tokenizer)
+    cache, logits = None, []
+    for t in range(17):
+        out = model(ids[:, t : t + 1], past_key_values=cache)
+        cache, logits = out.past_key_values, [*logits, out.logits]
+    expected = model(ids, use_cache=False)
+    torch.testing.assert_close(torch.cat(logits, 1), expected.logits, atol=1e-4, rtol=1e-4)
+    assert expected.past_key_values is None
+    with pytest.raises(UserError, match="expected no cache or one that this model returned, got a Dynamic"):
+        model(ids, past_key_values=DynamicCache())
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    said = model.generate(ids, **settings)
+    assert torch.equal(model.generate(ids, past_key_values=DynamicCache(), **settings), said)
 
 
 def test_replies_to_one_prompt_have_latents_of_their_own(tokenizer):
