@@ -134,6 +134,27 @@ def test_players_references_and_logs_are_checked_as_the_verbs_ask_for_them():
     assert "TypeError" in found["references"].fault and "TypeError" in found["logs"].fault
 
 
+class Doubtful(Thought):
+    """Nobody knows what an odd guess was worth."""
+
+    def step(self, reply):
+        messages, reward, *rest = super().step(reply)
+        return messages, None if reply in "13" else reward, *rest
+
+    @staticmethod
+    def scripted_players():
+        return Thought.scripted_players() | {"odd": lambda seed: lambda messages: "1"}
+
+
+def test_a_player_whose_episodes_nobody_can_score_is_no_fault():
+    """They are one of the four ends; a mean says how many episodes it is over."""
+    assert faults(Doubtful) == {}
+    [told] = [each.note for each in check_world(Doubtful) if each.check == "players"]
+    assert re.fullmatch(
+        r"guess 0\.\d\d \(1\d\), odd without a return, optimum 0\.25 \(32 episodes each\)", told
+    )
+
+
 class Lucky(House):
     """Draws from the generator of the process."""
 
