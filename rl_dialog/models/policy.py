@@ -40,7 +40,7 @@ from rl_dialog.models.message_heads import MessageHeads
 from rl_dialog.models.recurrent_state import MessageStates, StateSlots
 from rl_dialog.models.slots import Slots
 from rl_dialog.models.steering import Steering
-from rl_dialog.models.trunk_caches import TrunkCaches
+from rl_dialog.models.trunk_caches import TrunkCaches, tokens_read
 
 
 class Lengths(NamedTuple):
@@ -154,12 +154,15 @@ class Policy(PreTrainedModel, LatentGenerationMixin):
         return CausalLMOutputWithPast(logits=logits.unflatten(0, hidden[0].shape[:2]), past_key_values=cache)
 
     def generate(self, *args: Any, **settings: Any) -> Any:
-        """transformers' `generate`, which makes caches for keys and values only."""
+        """transformers' `generate`, which makes caches for keys and values of one model only."""
+        trunks = len(self._decoding_trunks)
         if self.is_hierarchical:
-            return super().generate(*args, **with_state(self, len(self._decoding_trunks), args, settings))
-        given = settings.get("past_key_values") is not None or not settings.get("use_cache", True)
-        if not given and self._keeps_states_only:
-            settings["past_key_values"] = TrunkCaches(self.config, len(self._decoding_trunks))
+            return super().generate(*args, **with_state(self, trunks, args, settings))
+        cache = settings.get("past_key_values")
+        empty = cache is None or not isinstance(cache, TrunkCaches) and not tokens_read(cache)
+        wanted = settings.get("use_cache", True) and not settings.get("cache_implementation")
+        if empty and wanted and (trunks or self._keeps_states_only):
+            settings["past_key_values"] = TrunkCaches(self.config, trunks)
         return super().generate(*args, **settings)
 
     @property

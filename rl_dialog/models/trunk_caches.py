@@ -24,14 +24,16 @@ class TrunkCaches(DynamicCache):
 
     @classmethod
     def around(cls, cache: Any, config: Any, others: int) -> TrunkCaches:
-        """`cache` itself when it is one of ours, a new one when it is still empty. Raises UserError
-        otherwise."""
+        """`cache` itself when it is one of ours, a new one where there is none. Raises UserError for another
+        one, even if it is empty: it has no room for the other transformers, and would stay as it is."""
         if isinstance(cache, cls):
             return cache
-        if cache is not None and (read := _tokens_read(cache)):
+        if cache is not None:
             raise UserError(
-                f"expected an empty cache or one that this policy returned, got a {type(cache).__name__} with"
-                f" {read}"
+                f"expected no cache or one that this policy returned, got a {type(cache).__name__} with "
+                f"{tokens_read(cache) or 'nothing'}, which cannot hold what other transformers read: leave "
+                "past_key_values (or cache_implementation) out of the first call and go on with what it "
+                "returns"
             )
         return cls(config, others)
 
@@ -65,7 +67,7 @@ class TrunkCaches(DynamicCache):
             cache.reset()
 
 
-def _tokens_read(cache: Any) -> str:
+def tokens_read(cache: Any) -> str:
     """What a foreign cache holds; "" where it is empty."""
     if keeps_states_only(cache):
         return "states" if cache.has_previous_state() else ""

@@ -349,14 +349,17 @@ def test_prompt_lookup_decoding_is_greedy_decoding(policy):
 
 @every([("gpt2", "ilql", "mlp", "separate")])
 def test_a_foreign_cache_is_refused(policy):
-    """The LM's own cache lacks that of the value trunk."""
+    """The LM's own cache lacks that of the value trunk: a loop that went on from it would begin anew at each
+    word. `generate` makes one that does not."""
     cache = DynamicCache()
-    policy.lm(PROMPT, past_key_values=cache)
-    with pytest.raises(
-        UserError,
-        match="expected an empty cache or one that this policy returned, got a DynamicCache with 6 tokens",
-    ):
-        policy(PROMPT[:, :1], past_key_values=cache)
+    for count in ("nothing", "6 tokens"):
+        expected = f"expected no cache or one that this policy returned, got a DynamicCache with {count}"
+        with pytest.raises(UserError, match=expected):
+            policy(PROMPT[:, :1], past_key_values=cache)
+        policy.lm(PROMPT, past_key_values=cache)
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    said = policy.generate(PROMPT, past_key_values=DynamicCache(), **settings)
+    assert torch.equal(said, policy.generate(PROMPT, **settings))
 
 
 @every(COMBINATIONS)
