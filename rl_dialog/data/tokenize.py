@@ -311,10 +311,10 @@ def tokenize(
 
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
     one (of a longer message what leaves room for the reply) and the system prompt in front unless it takes a
-    quarter of the window. A row that the conversation outlasts ends in the state before the next reply, and
-    knows what the replies behind it earned, and how the window of the next one begins. A reply that alone is
-    too long loses its tail (`cut_replies` counts it). What teachers say of its messages (`taught`) is in the
-    rows too.
+    quarter of the window. A row that the conversation outlasts ends before the next reply, or where it is
+    full, and knows what the replies behind it earned, and how the window of the next one begins. A reply that
+    alone is too long loses its tail (`cut_replies` counts it). What teachers say of its messages (`taught`)
+    is in the rows too.
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
@@ -328,14 +328,13 @@ def tokenize(
         rows = [_window(dialog, rendered, 0, 0, replies, rewards, max_length=max_length, later=None)]
         return _with_teachers(rows, rendered, [(0, 0)], taught, tokenizer)
     rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
-    states_after = [
-        *(rendered.actions[i] for i in replies[1:]),
-        len(rendered.input_ids) if dialog.truncated else rendered.action_ends[replies[-1]],
-    ]
+    # A row need not hold what follows its last reply: else only the last replies of conversations would stand
+    # behind as much as fits, and nowhere else.
+    ends = [rendered.action_ends[i] for i in replies]
     rows, begins, firsts, done = [], [], [], 0
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length)
-        fitting = bisect_right(states_after, start + max_length - system) - done
+        fitting = bisect_right(ends, start + max_length - system) - done
         window_replies = replies[done : done + max(1, fitting)]
         firsts.append(window_replies[0])
         done += len(window_replies)
@@ -393,6 +392,7 @@ def cut_replies(dialog: Dialog, tokenizer: PreTrainedTokenizerFast, rows: list[R
         for row in rows
         for end in row.reply_ends
         if row.truncated and end == len(row.input_ids) - 1 and row.input_ids[end] != eos
+        if len(row.reply_ends) == 1
     )
 
 

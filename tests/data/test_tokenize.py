@@ -503,17 +503,18 @@ def test_every_reply_is_trained_on_once(tokenizer):
     assert [row.truncated for row in rows] == [True] * (len(rows) - 1) + [False]
 
 
-def test_a_window_ends_in_the_state_before_the_next_reply(tokenizer):
-    """Its last token is the generation prompt of the first reply of the next window, so that V is asked about
-    a state it is trained on."""
+def test_a_window_leads_to_the_beginning_of_the_next_one(tokenizer):
+    """So that V is asked about a state it is trained on; and it holds all replies that fit, also where what
+    follows them does not, in the middle of a conversation as at its end."""
     made = talk(12)
     whole = by_hand(tokenizer, made.messages)
     rows = tokenize(made, tokenizer, max_length=64)
-    for row, following in zip(rows, rows[1:], strict=False):
-        assert row.input_ids[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
-        first = spans(following)[0][0]
-        upto = position(whole, row.input_ids) + len(row.input_ids)
-        assert upto == position(whole, following.input_ids) + first
+    for row, following in itertools.pairwise(rows):
+        first, last = spans(following)[0]
+        assert row.next_prompt.tolist() == following.input_ids[:first].tolist()
+        assert row.next_prompt[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
+        reach = position(whole, following.input_ids) + last + 1 - position(whole, row.input_ids)
+        assert reach > 64, "the next reply would not have fitted"
 
 
 def test_windows_keep_context(tokenizer):
