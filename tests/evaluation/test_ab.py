@@ -56,6 +56,13 @@ def triple(estimate):
     return (estimate.value, estimate.low, estimate.high)
 
 
+def few_participants(counts):
+    return (
+        f"few participants: {counts}. 95 % intervals over fewer than 8 are too narrow "
+        "(over 2 they hold the truth half the time, over 5 in 85 %)"
+    )
+
+
 def test_figures_and_intervals_by_hand():
     """bc: votes (1, 1, 1, -1) in one chat and (-1) in another: mean 1/5. A replicate draws n - 1 = 1 of the
     two chats, so it is 2/4 or -1/1: the interval is [-1, 1/2]. Drawing single replies would give a narrower
@@ -131,7 +138,10 @@ def test_only_chats_that_began_while_both_got_new_ones_are_compared():
     [change] = found.differences
     assert change.chats == (2, 2) and change.figures["vote"].value == 0.0
     assert change.began == ("2026-01-01T10:02:00+00:00", "2026-01-01T10:04:00+00:00")
-    assert found.notes == ["ilql - bc: 5 chats began when only one of the two got new ones and do not count"]
+    assert found.notes == [
+        "ilql - bc: 5 chats began when only one of the two got new ones and do not count",
+        few_participants("bc 6, ilql 3"),
+    ]
     apart = compared(chat("a", "bc", 1, minute=1), chat("b", "ilql", 1, minute=2))
     assert apart.differences[0].figures == {} and apart.notes == [
         "ilql and bc never got new chats at the same time: there is no comparison"
@@ -156,7 +166,8 @@ def test_a_chat_that_changes_its_model_counts_up_to_the_change():
     )
     assert found.notes == [
         "2 chats were not answered by one model alone: 3 replies from the change on, and their ratings, do "
-        "not count"
+        "not count",
+        few_participants("ilql 2"),
     ]
 
 
@@ -190,6 +201,13 @@ def test_ratings_repetitions_users_and_what_else_is_known():
     assert (figures["rating/quality"].value, figures["rating/fluency"].value) == (2.0, 7.0)
     assert found.notes == ["2 chats are by 1 participants, whom the intervals draw"]
     assert "return per dialog" in to_markdown("", sections(found))
+
+
+def test_intervals_over_a_handful_of_people_are_said_to_be_too_narrow():
+    few = [chat(f"a{i}", "bc", 1 - i % 2, user=f"ann {i}") for i in range(7)]
+    many = [chat(f"b{i}", "ilql", 1 - i % 2, user=f"bob {i}") for i in range(8)]
+    found = compared(*few, *many, chat("c", "bc", 1, user="ann 0"))
+    assert found.notes[-1] == few_participants("bc 7")
 
 
 def test_nothing_to_compare_is_said():
