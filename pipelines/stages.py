@@ -97,8 +97,13 @@ def evaluate_runs(runs: Sequence[Path], data: Path, out: Path, *flags: str) -> d
     return evaluate.main(load_config(evaluate.EvaluateConfig, words))
 
 
+def found(logs: str) -> Path:
+    """Where a task's logs are: from the folder where the command starts, else among the public corpora."""
+    return (Path(logs) if Path(logs).exists() else CORPORA / logs).resolve()
+
+
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
-    logs = [(CORPORA / path).resolve() for path in task.logs] or [folder / "logs" / "dialogs.jsonl"]
+    logs = [found(path) for path in task.logs] or [folder / "logs" / "dialogs.jsonl"]
     where = _words(logs=logs, output_dir=logged_folder(task, folder))
     return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
 
@@ -121,11 +126,10 @@ def _words(**places: str | Path | Sequence[str | Path]) -> list[str]:
 
 def prepare_task(task: Progress, say: Say) -> None:
     """The data directory of the logs."""
-    missing = [path for path in task.task.logs if not (CORPORA / path).exists()]
+    missing = [path for path in task.task.logs if not found(path).exists()]
     if missing:
-        task.problem = f"no {missing[0]} in the folder of public corpora (RL_DIALOG_DATA)"
-        where = "set RL_DIALOG_DATA to a folder with the public corpora"
-        say(f"{task.name}: skipped, {CORPORA / missing[0]} is absent; {where}")
+        task.problem = f"no {missing[0]} where the command starts, nor below RL_DIALOG_DATA (public corpora)"
+        say(f"{task.name}: skipped, neither {Path(missing[0]).resolve()} nor {found(missing[0])} is there")
         return
     config = prepare_config(task.task, task.folder)
 

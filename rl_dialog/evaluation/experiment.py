@@ -41,7 +41,8 @@ class Task:
     evaluate: str
     bc: str  # flags of `train` for bc
     improve: str  # for every other method
-    logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA; the task is skipped where they are missing
+    # from where the command starts, or below $RL_DIALOG_DATA; without them the task is skipped
+    logs: tuple[str, ...] = ()
     # instead: dialogs and seed, of small talk or of a `world` (module:Class)
     write_logs: dict[str, object] = field(default_factory=dict)
     prepare: str = ""

@@ -53,7 +53,7 @@ class Sweep:
     train: str = ""  # flags of every trial, which learns from the logs
     online: str = ""  # instead: flags of `online`, with which every trial plays and learns from that
     start: str = ""  # flags of the bc that all trials of a seed start from; without it they start as they are
-    logs: tuple[str, ...] = ()  # below $RL_DIALOG_DATA, or absolute
+    logs: tuple[str, ...] = ()  # from where the command starts, or below $RL_DIALOG_DATA
     # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
     write_logs: dict[str, object] = field(default_factory=dict)
     prepare: str = ""

@@ -97,6 +97,20 @@ def test_worlds_are_evaluated_on_a_split_that_holds_dialogs(tmp_path: Path) -> N
         assert (stages.evaluate_config(tasks[name], tmp_path, ["bc"]).split or "test") in held
 
 
+def test_logs_are_found_where_the_command_starts_or_among_the_corpora(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: Path
+) -> None:
+    """Logs of one's own, named as every verb names them."""
+    corpora, here = tmp_path / "corpora", tmp_path / "here"
+    for place in (corpora / "public.jsonl", here / "logs" / "mine.jsonl"):
+        write_logs_of({"dialogs": 1, "seed": 1}, place)
+    monkeypatch.setattr(stages, "CORPORA", corpora)
+    monkeypatch.chdir(here)
+    task = replace(read_comparison(table).tasks["talk"], logs=("logs/mine.jsonl", "public.jsonl"))
+    asked = stages.prepare_config(task, tmp_path / "task")
+    assert asked.logs == (str(here / "logs" / "mine.jsonl"), str(corpora / "public.jsonl"))
+
+
 def test_from_logs_to_table_and_again(
     table: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
