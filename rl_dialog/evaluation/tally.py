@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len  # as wide as a terminal draws it
 
 from rl_dialog.data.schema import ENDS
 from rl_dialog.evaluation.episodes import Episode
@@ -66,13 +67,13 @@ def _short(value: float | None) -> str:
 
 def table(rows: Mapping[str, Tally]) -> str:
     """A line for each player."""
-    width = max(map(len, ("player", *rows)))
+    width = max(map(cell_len, ("player", *rows)))
     lines = [f"{'player':<{width}}   return   stderr       n  " + "  ".join(f"{end:>10}" for end in ENDS)]
     for name, tally in rows.items():
         found = tally.figures()
         mean, error = (f"{_short(found[key]):>8}" for key in ("return", "stderr"))
         ends = "  ".join(f"{found[end]:>10}" for end in ENDS)
-        lines.append(f"{name:<{width}} {mean} {error} {found['n']:>7}  {ends}")
+        lines.append(f"{name}{' ' * (width - cell_len(name))} {mean} {error} {found['n']:>7}  {ends}")
     for name, tally in rows.items():
         lines += [f"{name}: {n} failed: {reason}" for reason, n in tally.failures.most_common(3)]
     return "\n".join(lines)

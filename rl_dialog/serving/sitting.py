@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len
 from transformers import TextStreamer
 
 from rl_dialog.data.schema import Dialog, harmless
@@ -186,10 +187,13 @@ class Chat:
             "lm": "log LM",
             "policy": "log policy",
         }
-        lines = [f"{'token':<16}" + "".join(f"{title:>12}" for title in names.values())]
-        for row in token_table(self.policy, self.prior, prompt, ids) if ids else ():
+        rows = token_table(self.policy, self.prior, prompt, ids) if ids else []
+        tokens = [repr(self.tokenizer.decode([row["token"]])) for row in rows]
+        width = max(15, *map(cell_len, tokens)) + 1
+        lines = [f"{'token':<{width}}" + "".join(f"{title:>12}" for title in names.values())]
+        for token, row in zip(tokens, rows, strict=True):
             cells = "".join(f"{'-' if row[name] is None else format(row[name], '.4f'):>12}" for name in names)
-            lines.append(f"{self.tokenizer.decode([row['token']])!r:<16}" + cells)
+            lines.append(token + " " * (width - cell_len(token)) + cells)
         return "\n".join(lines + ([f"no log prior: {self.prior_note}"] if self.prior_note else []))
 
 

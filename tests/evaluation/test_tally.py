@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from rich.cells import cell_len
 
 from rl_dialog.data.schema import Dialog
 from rl_dialog.evaluation.episodes import Episode
@@ -37,3 +38,8 @@ def test_why_episodes_failed() -> None:
         tally.add(Episode(number, Dialog(str(number), said, meta=meta), [], end))
     assert tally.figures()["failures"] == {"a server is away": 2}
     assert table({"me": tally}).split("\n")[-1] == "me: 2 failed: a server is away"
+
+
+def test_names_that_a_terminal_draws_wide_keep_the_columns_in_line():
+    lines = table({"達人": Tally(), "でたらめ": Tally(), "ann": Tally()}).splitlines()
+    assert len({cell_len(line) for line in lines}) == 1
