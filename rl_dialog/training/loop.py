@@ -309,6 +309,7 @@ class Trainer:
             if self.policy.method.target_kl is not None:
                 self.policy.method = self._at_target_kl()
         self._say_if_still_learning()
+        self._say_if_best_is_early()
         units = {} if self.policy.value_unit == 1 else {"value_unit": self.policy.value_unit}
         units |= {
             f"{name}_in_rewards": value
@@ -332,6 +333,20 @@ class Trainer:
             warnings.warn(
                 f"the held-out loss was still falling at the end, from {before:.3f} to {last:.3f} per token: "
                 f"more than {self.total_steps} updates (--max_steps) would teach more",
+                stacklevel=3,
+            )
+
+    def _say_if_best_is_early(self) -> None:
+        """A warning where `best` is the checkpoint of a lower held-out cross-entropy than the last one's: it
+        predicts better, and a policy that it is may play worse."""
+        if not self._held_out or self._selection_metric()[0] != "eval/loss":
+            return
+        lowest, last = min(self._held_out), self._held_out[-1]
+        if last - lowest > max(0.02 * lowest, 0.01):
+            warnings.warn(
+                f"the held-out loss rose at the end, from {lowest:.3f} to {last:.3f} per token: `best` is an "
+                "earlier checkpoint. It predicts the logs better, but where there is something to win the "
+                "last one may earn more: --env, in training or `evaluate`, tells by the return",
                 stacklevel=3,
             )
 

@@ -406,6 +406,28 @@ def test_a_loss_that_still_falls_is_told_where_that_matters(
     assert [told in str(warning.message) for warning in warned] == [True] * bool(told)
 
 
+@pytest.mark.parametrize(
+    ("method", "held_out", "told"),
+    [
+        ("bc", [2.0, 1.9, 2.5], "rose at the end, from 1.900 to 2.500 per token"),
+        ("bc", [2.0, 1.9, 1.91], ""),  # by less than a fiftieth
+        ("bc", [0.002, 0.004], ""),
+        ("bc", [2.0, 1.9], ""),
+        ("bc", [], ""),
+        ("ilql", [2.0, 1.9, 2.5], ""),  # whose best is the latest
+    ],
+)
+def test_a_best_checkpoint_that_is_not_the_last_is_told(
+    tmp_path: Path, method: str, held_out: list[float], told: str
+) -> None:
+    trainer = make_trainer(tmp_path, method, TrainerConfig(report_to="none"))
+    trainer._held_out = held_out
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer._say_if_best_is_early()
+    assert [told in str(warning.message) for warning in warned] == [True] * bool(told)
+
+
 def test_rows_longer_than_the_context_are_refused_before_training(tmp_path: Path) -> None:
     """128 tokens fit; dt adds one. GPT-2 would fail inside its embedding."""
     rows = [
