@@ -3,7 +3,8 @@
     config.json model.safetensors generation_config.json     the LM, or with LoRA instead of it
     adapter_config.json adapter_model.safetensors             its adapters, as peft writes and loads them
     tokenizer.json ... chat_template.jinja                    the tokenizer
-    rl_dialog.yaml                                            method, heads, where the frozen prior is
+    rl_dialog.yaml                                            method, heads, where the frozen prior is, how
+                                                              long its rows were
     heads.safetensors                                         Q, target and V heads, separate value and target
                                                               trunks, and the values that steer (steering.py)
     README.md metrics.json                                    model card, figures at this step

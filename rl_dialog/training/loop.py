@@ -339,7 +339,7 @@ class Trainer:
     def _say_if_best_is_early(self) -> None:
         """A warning where `best` is the checkpoint of a lower held-out cross-entropy than the last one's: it
         predicts better, and a policy that it is may play worse."""
-        if not self._held_out or self._selection_metric()[0] != "eval/loss":
+        if not self._held_out or self.metric != "eval/loss":
             return
         lowest, last = min(self._held_out), self._held_out[-1]
         if last - lowest > max(0.02 * lowest, 0.01):

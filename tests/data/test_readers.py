@@ -82,8 +82,9 @@ def test_the_reader_is_chosen_by_content_not_by_extension(tmp_path):
 
 def test_a_data_directory_in_the_making_beside_the_logs_is_not_read(tmp_path):
     write(tmp_path / "a.jsonl", jsonl(GOOD))
-    write(tmp_path / "out.tmp-gpu-77-abc/recipe.json", "{}")
-    write(tmp_path / "out.tmp-gpu-77-abc/work/train/0.jsonl", jsonl(GOOD))
+    half = tmp_path / "out.tmp-gpu-77-abc"
+    write(half / "recipe.json", "{}")
+    write(half / "train" / "0.jsonl", jsonl(GOOD))
     write(tmp_path / "cooking.tmp-1/b.jsonl", jsonl(GOOD))  # another program's
     assert [Path(log.path).name for log in find_logs([str(tmp_path)])[0]] == ["a.jsonl", "b.jsonl"]
 
