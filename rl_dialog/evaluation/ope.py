@@ -27,7 +27,7 @@ from rl_dialog.evaluation.generation import load_for_decoding
 from rl_dialog.evaluation.intervals import Measure
 from rl_dialog.evaluation.scoring import LoggedReplies, ReplyScores, logged_replies, score_replies
 from rl_dialog.evaluation.support import decisions_outside, mass_outside
-from rl_dialog.models.checkpoint import resolve
+from rl_dialog.models.checkpoint import likeliest
 from rl_dialog.models.policy import Policy
 
 ESTIMATORS = ("fqe", "dm", "wis", "pdwis")
@@ -71,9 +71,9 @@ class Estimates:
 def read_behaviour(
     directory: str | Path, dialogs: Sequence[Dialog], *, max_length: int, device: object = "cpu"
 ) -> Behaviour:
-    """A checkpoint, or a plain language model with its tokenizer (a run's prior/ folder), as mu. Raises
-    UserError for neither."""
-    place = resolve(directory)
+    """A checkpoint (of a run folder the one under which held-out replies were likeliest), or a plain language
+    model with its tokenizer (a run's prior/ folder), as mu. Raises UserError for neither."""
+    place = likeliest(directory)
     policy = load_for_decoding(place).to(device)
     length = min(max_length, policy.longest_row or max_length)
     logged = logged_replies(dialogs, load_tokenizer(place), max_length=length)

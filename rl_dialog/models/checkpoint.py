@@ -349,6 +349,17 @@ def resolve(directory: str | Path) -> str:
     return str(directory)
 
 
+def likeliest(directory: str | Path) -> str:
+    """Of a run folder the checkpoint under which held-out replies were likeliest, which need not be the one
+    that acts best; else what `resolve` says."""
+    losses = {}
+    for path in sorted(Path(directory).glob("checkpoint-*/metrics.json")):
+        loss = json.loads(path.read_text(encoding="utf-8")).get("eval/nll")
+        if loss is not None:
+            losses[str(path.parent)] = loss
+    return min(losses, key=losses.__getitem__) if losses else resolve(directory)
+
+
 def _load_frozen(place: str) -> Prior:
     """place: a directory, or a hub name of a single model."""
     path = Path(place) / PRIOR_WEIGHTS

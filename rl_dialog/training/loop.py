@@ -39,7 +39,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods.method import STRENGTH, Heads, Method
 from rl_dialog.methods.scores import kl_divergence, kl_divergences
 from rl_dialog.models.causal_lm import BASE, base_of_adapter
-from rl_dialog.models.checkpoint import keep_base, save_policy
+from rl_dialog.models.checkpoint import keep_base, likeliest, save_policy
 from rl_dialog.models.latents import latent_seeds
 from rl_dialog.models.policy import Lengths, Policy
 from rl_dialog.models.prior import Prior
@@ -309,7 +309,7 @@ class Trainer:
             if self.policy.method.target_kl is not None:
                 self.policy.method = self._at_target_kl()
         self._say_if_still_learning()
-        self._say_if_best_is_early()
+        self._say_if_held_out_loss_rose()
         units = {} if self.policy.value_unit == 1 else {"value_unit": self.policy.value_unit}
         units |= {
             f"{name}_in_rewards": value
@@ -336,17 +336,24 @@ class Trainer:
                 stacklevel=3,
             )
 
-    def _say_if_best_is_early(self) -> None:
-        """A warning where `best` is the checkpoint of a lower held-out cross-entropy than the last one's: it
-        predicts better, and a policy that it is may play worse."""
-        if not self._held_out or self.metric != "eval/loss":
+    def _say_if_held_out_loss_rose(self) -> None:
+        """A warning where a model that clones predicts held-out replies worse than it did before, and what
+        that means for `best`."""
+        if not self._held_out or self.policy.method.heads != Heads() or self.metric == "eval/return":
             return
         lowest, last = min(self._held_out), self._held_out[-1]
         if last - lowest > max(0.02 * lowest, 0.01):
+            name = Path(likeliest(self.output_dir)).name
+            best = (
+                f"`best` is {name}, which predicts the logs better; where there is something to win the "
+                "last one may earn more"
+                if self.metric == "eval/loss"
+                else f"{name} predicts the logs better. `best` is the last one all the same: a new model "
+                "goes on learning what its world answers to"
+            )
             warnings.warn(
-                f"the held-out loss rose at the end, from {lowest:.3f} to {last:.3f} per token: `best` is an "
-                "earlier checkpoint. It predicts the logs better, but where there is something to win the "
-                "last one may earn more: --env, in training or `evaluate`, tells by the return",
+                f"the held-out loss rose at the end, from {lowest:.3f} to {last:.3f} per token: {best}; "
+                "--env, in training or `evaluate`, tells by the return",
                 stacklevel=3,
             )
 
@@ -753,8 +760,11 @@ class Trainer:
         )
         for old in checkpoints[:-1]:
             shutil.rmtree(old / "trainer", ignore_errors=True)  # only the latest can be resumed
+        keep = {f"checkpoint-{self.best['step']}"} if self.best is not None else set()
+        if self.policy.method.heads == Heads():
+            keep.add(Path(likeliest(self.output_dir)).name)
         for old in checkpoints[: -self.config.save_total_limit]:
-            if self.best is None or old.name != f"checkpoint-{self.best['step']}":
+            if old.name not in keep:
                 shutil.rmtree(old)
 
     def _fill(self, directory: Path, metrics: dict[str, float]) -> None:
@@ -846,11 +856,13 @@ class Trainer:
             )
 
     def _selection_metric(self) -> tuple[str | None, int]:
-        """What `best` means: the return in an environment, for cloning the held-out loss, else the latest (a
-        TD error ranks no policies)."""
+        """What `best` means: the return in an environment, else the held-out loss of a model that was there
+        before and learns no values, else the latest. A TD error ranks no policies, and a new model goes on
+        learning the rules of its world long after its held-out loss has begun to rise."""
         if self.evaluate:
             return "eval/return", 1
-        return ("eval/loss", -1) if self.policy.method.heads == Heads() and self.eval_rows else (None, 1)
+        by_loss = self.policy.start != "new" and self.policy.method.heads == Heads() and self.eval_rows
+        return ("eval/loss", -1) if by_loss else (None, 1)
 
     def _means(self, group: str, sums: dict[str, Tensor]) -> dict[str, float]:
         """Sums over this worker's decisions to means over everyone's."""

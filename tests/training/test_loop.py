@@ -34,7 +34,14 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import BC, DT, FROM_LOGS, ILQL, METHODS, Method, Psi, WayOffPolicy
 from rl_dialog.methods.method import Loss
 from rl_dialog.methods.scores import kl_divergence
-from rl_dialog.models.checkpoint import freeze_prior, lengths_of, load_policy, load_prior, start_of
+from rl_dialog.models.checkpoint import (
+    freeze_prior,
+    lengths_of,
+    likeliest,
+    load_policy,
+    load_prior,
+    start_of,
+)
 from rl_dialog.models.language_model import ModelConfig, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import Prior
@@ -95,7 +102,12 @@ def make_candidates(tokenizer) -> list[Row]:  # noqa: ANN001
 
 
 def make_trainer(
-    directory: Path, method: str, config: TrainerConfig, *, rows: list[Row] | None = None
+    directory: Path,
+    method: str,
+    config: TrainerConfig,
+    *,
+    rows: list[Row] | None = None,
+    start: str = "new",
 ) -> Trainer:
     how = VARIANTS[method] if method in VARIANTS else METHODS[method]()
     tokenizer = how.extend_tokenizer(make_tokenizer())
@@ -103,6 +115,7 @@ def make_trainer(
     lm = load_lm(MODEL, tokenizer)
     target = "separate" if method == "target trunk" else "shared"
     policy = Policy(lm, how, replace(MODEL, target_trunk=target, use_peft=method == "lora"))
+    policy.start = start
     if policy.heads is not None:
         for parameter in policy.heads.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
@@ -409,7 +422,7 @@ def test_a_loss_that_still_falls_is_told_where_that_matters(
 @pytest.mark.parametrize(
     ("method", "held_out", "told"),
     [
-        ("bc", [2.0, 1.9, 2.5], "rose at the end, from 1.900 to 2.500 per token"),
+        ("bc", [2.0, 1.9, 2.5], "from 1.900 to 2.500 per token: checkpoint-1 predicts the logs better"),
         ("bc", [2.0, 1.9, 1.91], ""),  # by less than a fiftieth
         ("bc", [0.002, 0.004], ""),
         ("bc", [2.0, 1.9], ""),
@@ -417,14 +430,17 @@ def test_a_loss_that_still_falls_is_told_where_that_matters(
         ("ilql", [2.0, 1.9, 2.5], ""),  # whose best is the latest
     ],
 )
-def test_a_best_checkpoint_that_is_not_the_last_is_told(
+def test_a_held_out_loss_that_rose_is_told(
     tmp_path: Path, method: str, held_out: list[float], told: str
 ) -> None:
     trainer = make_trainer(tmp_path, method, TrainerConfig(report_to="none"))
     trainer._held_out = held_out
+    for step, loss in enumerate(held_out):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}/metrics.json").write_text(json.dumps({"eval/nll": loss}))
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        trainer._say_if_best_is_early()
+        trainer._say_if_held_out_loss_rose()
     assert [told in str(warning.message) for warning in warned] == [True] * bool(told)
 
 
@@ -643,31 +659,35 @@ def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
         ).train()
 
 
-def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["new", "made"])
+def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path, start: str) -> None:
+    """The likeliest one stays. It is `best` where the model was there before; a new one's is the last."""
     config = TrainerConfig(
         per_device_train_batch_size=4,
         max_steps=8,
         eval_steps=2,
         save_total_limit=2,
-        learning_rate=1e-2,
+        learning_rate=1.0,  # far too long: the loss rises after a few steps
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
         report_to="none",
     )
-    make_trainer(tmp_path, "bc", config).train()
-    names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
-    best = (tmp_path / "best").read_text().strip()
-    assert (tmp_path / "latest").read_text().strip() == "checkpoint-8" and set(names) == {
-        "checkpoint-6",
-        "checkpoint-8",
-        best,
-    }
-    assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
-    assert [path.parent.name for path in tmp_path.rglob("trainer")] == ["checkpoint-8"]
+    with pytest.warns(UserWarning, match="checkpoint-4.* predicts the logs better"):
+        make_trainer(tmp_path, "bc", config, start=start).train()
     losses = {
         line["step"]: line["eval/loss"]
         for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
         if "eval/loss" in line
     }
-    assert best == f"checkpoint-{min(losses, key=losses.get)}"
+    names = [f"checkpoint-{step}" for step in (4, 6, 8)]
+    assert min(losses, key=losses.get) == 4
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == names
+    assert (tmp_path / "latest").read_text().strip() == names[2]
+    assert (tmp_path / "best").read_text().strip() == {"new": names[2], "made": names[0]}[start]
+    assert likeliest(tmp_path) == str(tmp_path / names[0])
+    assert likeliest(tmp_path / names[2]) == str(tmp_path / names[2])
+    assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
+    assert [path.parent.name for path in tmp_path.rglob("trainer")] == ["checkpoint-8"]
 
 
 def test_best_is_the_highest_return_when_an_environment_measures_it(tmp_path: Path) -> None:
