@@ -355,13 +355,19 @@ def _check_players(make_world: MakeWorld) -> str:
             told.append(f"{name} without a return")
             continue
         mean, error = np.mean(returns), np.std(returns) / np.sqrt(len(returns))
-        told.append(f"{name} {mean:.2f}" + (f" ({len(scored)})" if len(scored) < MEASURED else ""))
+        told.append(f"{name} {_number(mean)}" + (f" ({len(scored)})" if len(scored) < MEASURED else ""))
+        rounding = 1e-6 * max(abs(best or 0.0), *map(abs, returns))
         # The episodes that have a return may be the better ones: then the mean is no measure of the player.
         if best is not None and len(played[0].returns) == 1 and len(scored) == MEASURED:
             expected = f"no player above the optimum {best:g}"
-            _expect(mean <= best + 4 * error + 1e-6, expected, f"{name} at {mean:g} +- {error:g}")
-    told += [] if best is None else [f"optimum {best:.2f}"]
+            _expect(mean <= best + 4 * error + rounding, expected, f"{name} at {mean:g} +- {error:g}")
+    told += [] if best is None else [f"optimum {_number(best)}"]
     return f"{', '.join(told)} ({MEASURED} episodes each)"
+
+
+def _number(value: float) -> str:
+    """Rewards may be in thousandths."""
+    return f"{value:.2f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
 
 
 def _played_by(player: Any, world: Any, seed: int) -> Played:

@@ -104,6 +104,23 @@ def test_a_player_that_draws_as_the_world_does_knows_nothing_of_it():
     assert "optimum 0.25 (32 episodes each)" in told
 
 
+class Thousandths(Thought):
+    """As small as a conversion rate."""
+
+    def step(self, reply):
+        messages, reward, *rest = super().step(reply)
+        return messages, reward / 1000, *rest
+
+    @staticmethod
+    def optimum():
+        return 0.25 / 1000
+
+
+def test_returns_in_thousandths_are_told_with_their_digits():
+    [told] = [finding.note for finding in check_world(Thousandths) if finding.check == "players"]
+    assert re.fullmatch(r"guess 0\.000\d+, optimum 0\.00025 \(32 episodes each\)", told)
+
+
 class Asked(House):
     """Its player may ask the world, as `play` lets it; its logs and references want a world instead of the
     class, which is what the verbs have."""
