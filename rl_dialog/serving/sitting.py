@@ -155,7 +155,7 @@ class Chat:
     def _choose(self) -> Reply:
         choice = choose_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed())
         for i, reply in enumerate(choice.replies) if self.debug else ():
-            scores = "  ".join(f"{name} {values[i]:8.4f}" for name, values in choice.scores.items())
+            scores = "  ".join(f"{name} {_number(values[i]):>8}" for name, values in choice.scores.items())
             mark, text = " *" if i == choice.chosen else "  ", harmless(reply.text) or "(empty)"
             print(f"reply {i + 1}{mark} {scores}  {text}")
         print(f"bot> {harmless(choice.replies[choice.chosen].text)}", flush=True)
@@ -192,9 +192,14 @@ class Chat:
         width = max(15, *map(cell_len, tokens)) + 1
         lines = [f"{'token':<{width}}" + "".join(f"{title:>12}" for title in names.values())]
         for token, row in zip(tokens, rows, strict=True):
-            cells = "".join(f"{'-' if row[name] is None else format(row[name], '.4f'):>12}" for name in names)
+            cells = "".join(f"{_number(row[name]):>12}" for name in names)
             lines.append(token + " " * (width - cell_len(token)) + cells)
         return "\n".join(lines + ([f"no log prior: {self.prior_note}"] if self.prior_note else []))
+
+
+def _number(value: float | None) -> str:
+    """Values are in the unit of the rewards, which may be a thousandth."""
+    return "-" if value is None else f"{value:.4g}" if 0 < abs(value) < 0.01 else f"{value:.4f}"
 
 
 def obey(chat: Chat, line: str) -> bool:

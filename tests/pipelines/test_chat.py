@@ -270,6 +270,18 @@ def test_a_primed_conversation(checkpoints, monkeypatch, capsys, tmp_path):
         assert len(dialog.messages) == 4 and dialog.replies == [3]
 
 
+def test_values_in_thousandths_have_their_digits(checkpoints, monkeypatch, capsys):
+    """Rewards may be as small, and 0.0007 - 0.0006 says nothing of 0.0001."""
+    rows = [
+        {"token": 1, "q": 0.00012346, "v": 12345.678, "advantage": None, "prior": -0.5, "lm": 0, "policy": 0}
+    ]
+    monkeypatch.setattr("rl_dialog.serving.sitting.token_table", lambda *given: rows)
+    out, _ = talk_here(monkeypatch, capsys, "--checkpoint", checkpoints / "ilql", "--debug", lines=["hello"])
+    assert any(
+        line.split()[-6:] == ["0.0001235", "12345.6780", "-", "-0.5000", "0.0000", "0.0000"] for line in out
+    )
+
+
 @pytest.mark.parametrize("before", [None, "", "kept\n"])
 def test_where_nobody_speaks_the_file_is_as_it_was(checkpoints, monkeypatch, capsys, tmp_path, before):
     saved = tmp_path / "logs" / "chats.jsonl"
