@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from rl_dialog.evaluation import summary
 from rl_dialog.evaluation.intervals import REPLICATES, Estimate
 
 LOGS, OPTIMUM = "behaviour policy", "optimum"  # what worlds call them in `reference_returns`
@@ -98,7 +99,9 @@ def as_markdown(worlds: Sequence[World], methods: Sequence[str]) -> list[str]:
         told = [sum(method in getattr(world, side) for world in worlds) for side in ("above", "below")]
         cells = [shown(overall), *("-" if mean is None else f"{mean:.2f}" for mean in means)]
         lines.append(f"| `{method}` | " + " | ".join([*cells, *map(str, told)]) + " |")
-    ends = "; ".join(f"{w.title} {w.scale.low:.2f} to {w.scale.high:.2f} ({w.scale.best})" for w in worlds)
+    ends = "; ".join(
+        f"{w.title} {_end(w.scale.low)} to {_end(w.scale.high)} ({w.scale.best})" for w in worlds
+    )
     return [
         *lines,
         "",
@@ -109,6 +112,10 @@ def as_markdown(worlds: Sequence[World], methods: Sequence[str]) -> list[str]:
         "of 0. "
         f"From and to: {ends}.",
     ]
+
+
+def _end(value: float) -> str:
+    return summary.shown(Estimate(value, None, None, 1, 1), summary.figure_of("return"))
 
 
 def shown(estimate: Estimate) -> str:

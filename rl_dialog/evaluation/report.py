@@ -389,7 +389,7 @@ def _point(run: RunResult, name: str) -> Estimate | None:
 
 
 def _told_return(episode: Episode) -> str:
-    return episode.end if episode.total is None else f"return {episode.total:.2f}"
+    return episode.end if episode.total is None else f"return {episode.total:g}"
 
 
 def _samples(evaluation: Evaluation) -> Section | None:
@@ -429,7 +429,7 @@ def _lines(dialog: Dialog) -> list[tuple[str, str, str]]:
     lines = []
     for message in dialog.messages:
         reward, vote = message.get("reward"), message.get("feedback", {}).get("vote")
-        notes = ([f"{reward:+.2f}"] if reward is not None else []) + (
+        notes = ([f"{reward:+g}"] if reward is not None else []) + (
             [f"vote {vote:+d}"] if vote is not None else []
         )
         lines.append((message["role"], message["content"] or "", ", ".join(notes)))

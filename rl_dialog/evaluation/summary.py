@@ -27,12 +27,14 @@ class Figure:
     title: str
     digits: int = 2
     percent: bool = False
+    pays: bool = False
+    """in the unit of the rewards, which may be a thousandth: then it has as many digits as that takes"""
 
 
 FIGURES: dict[str, Figure] = {
-    "return": Figure("return per dialog"),
-    "return_greedy": Figure("greedy return"),
-    "return_best_of": Figure("return, best by Q"),
+    "return": Figure("return per dialog", pays=True),
+    "return_greedy": Figure("greedy return", pays=True),
+    "return_best_of": Figure("return, best by Q", pays=True),
     "failed": Figure("failed episodes", percent=True),
     "unscored": Figure("unscored episodes", percent=True),
     "replies": Figure("replies per dialog"),
@@ -66,12 +68,12 @@ FIGURES: dict[str, Figure] = {
     "down": Figure("thumbs down", percent=True),
     "voted": Figure("replies voted on", percent=True),
     "seconds": Figure("seconds per reply", 3),
-    "ope/logged": Figure("return of the logs"),
-    "ope/fqe": Figure("fitted Q evaluation"),
-    "ope/fqe_td": Figure("its TD error (mean square)", 4),
-    "ope/dm": Figure("direct method"),
-    "ope/wis": Figure("weighted importance sampling"),
-    "ope/pdwis": Figure("the same per decision"),
+    "ope/logged": Figure("return of the logs", pays=True),
+    "ope/fqe": Figure("fitted Q evaluation", pays=True),
+    "ope/fqe_td": Figure("its TD error (mean square)", 4, pays=True),
+    "ope/dm": Figure("direct method", pays=True),
+    "ope/wis": Figure("weighted importance sampling", pays=True),
+    "ope/pdwis": Figure("the same per decision", pays=True),
     "ope/n_eff": Figure("effective dialogs", 1),
     "ope/weight": Figure("mean weight"),
     "ope/outside": Figure("mass outside the logs", percent=True),
@@ -201,7 +203,9 @@ def figure_of(name: str) -> Figure:
         way, _, metric = rest.rpartition("/")
         metric, _, k = metric.partition("@")
         return Figure(f"{metric} top-{k}" + (f" by {way}" if way else ""), 3, percent=metric == CLICK)
-    return Figure(rest, 3 if kind == "reward" else 2, percent=kind not in ("reward", "rating"))
+    if kind == "reward":
+        return Figure(rest, 3, pays=True)
+    return Figure(rest, percent=kind != "rating")
 
 
 def baseline_of(group: Group, groups: Sequence[Group]) -> Group | None:
@@ -232,23 +236,28 @@ def shown(value: Estimate | None, figure: Figure, *, signed: bool = False) -> st
     if value is None:
         return "-"
     unit = "" if not figure.percent else " points" if signed else " %"
-    middle = _number(value.value, figure, signed=signed) + unit
-    if value.low is None or value.high is None:
-        return middle
-    return (
-        f"{middle} [{_number(value.low, figure, signed=signed)}, "
-        f"{_number(value.high, figure, signed=signed)}]"
-    )
+    ends = [] if value.low is None or value.high is None else [value.low, value.high]
+    texts = _numbers([value.value, *ends], figure, signed=signed)
+    return texts[0] + unit + (f" [{texts[1]}, {texts[2]}]" if ends else "")
 
 
-def _number(value: float, figure: Figure, *, signed: bool) -> str:
+def _numbers(values: Sequence[float], figure: Figure, *, signed: bool) -> list[str]:
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    small = figure.pays and 1e-12 < largest < 10**-figure.digits * 10
+    digits = 1 - math.floor(math.log10(largest)) if small else figure.digits
+    return [_number(value, figure, digits, signed=signed) for value in values]
+
+
+def _number(value: float, figure: Figure, digits: int, *, signed: bool) -> str:
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     sign = "+" if signed else ""
     if figure.percent:
         return f"{100 * value:{sign}z.1f}"  # z: no minus before a zero
-    digits = figure.digits if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-    return f"{value:{sign}z.{digits}f}" if abs(value) < 1e5 else f"{value:{sign}.2e}"
+    if digits > 7 or abs(value) >= 1e5:
+        return f"{value:{sign}.2e}"
+    digits = digits if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:{sign}z.{digits}f}"
 
 
 def as_json(value: Estimate) -> dict[str, Any]:

@@ -146,6 +146,8 @@ def test_worlds_are_put_together_on_one_scale() -> None:
     # .8, .7, -.1, .1: the middle two are .7 and .1, or .8 and .1, ...
     assert ilql.startswith("| `ilql` | 0.40 [") and ilql.endswith("| 0.75 | 0.00 | 1 | 1 |")
     assert "first -10.00 to 0.00 (optimum); second 0.00 to 1.00 (optimum)." in text
+    small = world_of("small", 1e-4, 0.002, [0.0, 0.0], [0.0, 0.0], (0.0, 0.0, 0.0))
+    assert "small 0.00010 to 0.0020 (optimum)" in to_markdown([first, small], ["bc", "ilql"], "")
     svg = to_svg([first, second, searched], ["bc", "ilql"])
     assert svg.count('<g id="axes_') == 4
     # one world alone is not put together with anything

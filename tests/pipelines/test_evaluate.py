@@ -230,6 +230,21 @@ def test_the_return_is_that_of_direct_rollouts(runs, tmp_path):
     assert "decoded with 3" in (tmp_path / "report" / "report.md").read_text()
 
 
+def test_samples_show_rewards_in_thousandths(runs, tmp_path, monkeypatch):
+    (tmp_path / "clicks.py").write_text(
+        "from envs.example import House\n\n\n"
+        "class Clicks(House):\n"
+        "    def step(self, reply):\n"
+        "        messages, _, *rest = super().step(reply)\n"
+        "        return messages, 0.0004, *rest\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    where = {"env": "clicks:Clicks", "output_dir": str(tmp_path / "report")}
+    main(EvaluateConfig(checkpoints=(runs["bc-seed0"],), **where, **SHORT))
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "return 0.0036" in text and "+0.0004" in text  # nine replies
+
+
 def test_data_alone_and_the_same_result_twice(runs, data, tmp_path):
     results = []
     for name in ("one", "two"):
