@@ -48,7 +48,8 @@ class Said:
     checkpoint: str
     method: str
     mixed: bool  # another model had spoken before, in the same conversation
-    vote: int | None
+    vote: int | None  # None, too, where the same user votes later on the same conversation
+    voted: bool
     words: int
     repeated: bool
     seconds: float | None
@@ -149,10 +150,17 @@ def _said(dialog: Dialog) -> Iterator[Said]:
             speaker = message.get("model", ""), message.get("checkpoint", "")
             speakers.add(speaker)
             if message.get("weight", 1) != 0:
-                vote, seconds = message.get("feedback", {}).get("vote"), message.get("seconds")
-                how = dialog.meta.get("method", "")
+                given, how = message.get("feedback", {}), dialog.meta.get("method", "")
+                voted = "vote" in given or "repeated_vote" in given
                 yield Said(
-                    *speaker, how, len(speakers) > 1, vote, len(words(text)), repeats(earlier, text), seconds
+                    *speaker,
+                    how,
+                    len(speakers) > 1,
+                    given.get("vote"),
+                    voted,
+                    len(words(text)),
+                    repeats(earlier, text),
+                    message.get("seconds"),
                 )
         earlier.append(text)
 
@@ -221,7 +229,7 @@ def measures(chats: Sequence[Chat], known: Known) -> dict[str, Measure]:
         )
         pairs = {
             "replies": (len(said), 1),
-            "voted": (len(votes), len(said)),
+            "voted": (sum(s.voted for s in said), len(said)),
             "vote": (sum(votes), len(votes)),
         }
         pairs |= {
@@ -348,7 +356,8 @@ def sections(comparison: Comparison) -> list[Section]:
 
 VOTES_TEXT = (
     "Of the chats whose model the server drew. Thumbs up, down and the mean vote (1, 0 or -1) are over the "
-    "replies that were voted on. 95 % bootstrap intervals over participants."
+    "replies that were voted on; of a user's votes on the same conversation, word for word, the last one "
+    "counts. 95 % bootstrap intervals over participants."
 )
 TEXTS_TEXT = (
     "Repeated: the same as an earlier reply of the chat, or nearly. Seconds: from the request to the end of "

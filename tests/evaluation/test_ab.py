@@ -268,6 +268,22 @@ def test_a_store_is_read_branch_by_branch(filled, tmp_path):
     assert "ilql - bc" in page and "Good morning" not in page and "data:image/png" in page
 
 
+def test_a_reply_is_voted_on_whether_or_not_its_vote_counts(tmp_path):
+    """Who begins three chats alike and votes in each has one vote, and has voted on three replies of three:
+    a model that says the same more often is not voted on less."""
+    with_votes = Store(f"sqlite:///{tmp_path}/chats.db")
+    hi = [{"role": "user", "content": "hi"}]
+    made = {"model": "bc", "checkpoint": "/runs/bc", "method": "bc", "settings": {}, "seconds": 0.25}
+    for number, vote in enumerate((-1, 1, 1)):
+        name = with_votes.start_chat(model="bc", propensity=0.5, user="ann")
+        with_votes.add_turns(hi, [("hello", "stop", {})], chat=name, completion=str(number), **made)
+        with_votes.feedback(str(number), vote=vote)
+    [arm] = compare_served(read_chats(with_votes.dialogs())).arms
+    with_votes.close()
+    figures = {name: arm.group.estimates[name].value for name in ("replies", "voted", "vote", "up", "down")}
+    assert figures == {"replies": 1, "voted": 1, "vote": 1, "up": 1, "down": 0}
+
+
 def test_the_command_shows_the_votes(filled, tmp_path):
     command = [sys.executable, "-m", "pipelines.ab", "--store", filled, "--output_dir", str(tmp_path / "ab")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=400)
