@@ -22,13 +22,16 @@ def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
     splits, whether they come from one conversation stored as many rows (rated replies, preference pairs) or
     from two. System prompts are left out: they often hold per-user details. Case, punctuation and spacing of
     that turn make no difference ("What's up?", "whats up"), except where it has nothing else. By dialog, for
-    logs that all begin alike: all of its messages, so that only equal ones stay together. Groups, turns and
-    dialogs have keys apart.
+    logs that all begin alike: all of its messages, so that only equal ones stay together, and of a preference
+    pair's dialog those before the reply, without which there is no pair. Groups, turns and dialogs have keys
+    apart.
     """
     if dialog.meta.get("group") is not None:
         return f"group\0{dialog.meta['group']}"
     if by == "dialog":
-        return f"dialog\0{json.dumps([(m['role'], m['content']) for m in dialog.messages])}"
+        paired = "pair" in dialog.meta and "preferred" in dialog.meta
+        messages = dialog.messages[: dialog.replies[0] if paired and dialog.replies else None]
+        return f"dialog\0{json.dumps([(m['role'], m['content']) for m in messages])}"
     first_user = next((m["content"] or "" for m in dialog.messages if m["role"] == "user"), "")
     return f"user\0{_folded(first_user)}"
 

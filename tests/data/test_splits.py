@@ -1,5 +1,6 @@
 """The split of a dialog depends on its own key and the seed alone."""
 
+import json
 import random
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from rl_dialog.data.readers import dialogs_of_logs
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.splits import assign_split, split_key
 from rl_dialog.errors import UserError
@@ -165,3 +167,22 @@ def test_by_dialog_one_opening_is_on_every_side_and_equal_dialogs_on_one():
     assert [assign_split(d, 0.3, 0.3, by="dialog") for d in copies] == splits, "the id does not matter"
     together = [dialog("begin", answer=f"move {i}", meta={"group": "a game"}) for i in range(60)]
     assert len({assign_split(d, 0.3, 0.3, by="dialog") for d in together}) == 1
+
+
+def test_by_dialog_both_sides_of_a_preference_pair_stay_together(tmp_path):
+    """Apart they are no pair, and nothing learns from them."""
+    talk = [{"role": "user", "content": "begin"}, {"role": "assistant", "content": "I begin."}]
+    rows = [
+        {
+            "prompt": [*talk, {"role": "user", "content": f"move {i // 2}"}],
+            "chosen": [{"role": "assistant", "content": f"good {i}"}],
+            "rejected": [{"role": "assistant", "content": f"poor {i}"}],
+        }
+        for i in range(60)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = {d.id: assign_split(d, 0.3, 0.3, by="dialog") for d in dialogs_of_logs([str(path)])}
+    pairs = [{splits[f"pairs:{i + 1}#{side}"] for side in ("chosen", "rejected")} for i in range(60)]
+    assert all(len(pair) == 1 for pair in pairs) and len(set(splits.values())) == 3
+    assert pairs[0::2] == pairs[1::2], "and so do pairs with one context"
