@@ -29,29 +29,34 @@ from envs.wordle.terminal import Person, grid
 from envs.wordle.words import SHIPPED, Words, load_words, read_words
 from rl_dialog.errors import UserError
 
+GAMES = 1000  # how many by default
+BESIDE = {"kind": "logs", "people": "logs", "column": "people", "answers": "people", "guesses": "people"}
+
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints the table of returns, writes logs or pairs (the last line is JSON), or lets a person play."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.games < 1 or options.seed < 0:
-        got = f"{options.games} and {options.seed}"
-        parser.error(f"expected --games of at least 1 and --seed of at least 0, got {got}")
-    if options.people and not options.logs:
-        parser.error("expected --logs PATH beside --people: where the games go")
+    games = GAMES if options.games is None else options.games
+    if games < 1 or options.seed < 0:
+        parser.error(
+            f"expected --games of at least 1 and --seed of at least 0, got {games} and {options.seed}"
+        )
+    _expect_together(parser, options)
     try:
         words = load_words(options.words, options.colouring)
         if options.play:
             _play(words, options.seed)
         elif options.pairs:
-            print(json.dumps(write_pairs(options.pairs, pairs=options.games, seed=options.seed, words=words)))
+            print(json.dumps(write_pairs(options.pairs, pairs=games, seed=options.seed, words=words)))
         elif options.people:
             print(json.dumps(_people(options, words)))
         elif options.logs:
-            how = {"dialogs": options.games, "seed": options.seed, "kind": options.kind, "words": words}
+            kind = options.kind or "mixture"
+            how = {"dialogs": games, "seed": options.seed, "kind": kind, "words": words}
             print(json.dumps(write_logs(options.logs, **how)))
         else:
-            print(json.dumps(_table(words, options.games, options.seed)))
+            print(json.dumps(_table(words, games, options.seed)))
     except UserError as error:
         parser.error(str(error))
 
@@ -60,18 +65,30 @@ def _parser() -> argparse.ArgumentParser:
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(prog="python -m envs.wordle", **how)
     parser.add_argument("--logs", type=Path, metavar="PATH", help="write games here, a Dialog per line")
-    parser.add_argument("--kind", choices=list(KINDS), default="mixture", help="default %(default)s")
+    parser.add_argument("--kind", choices=list(KINDS), help="of logs (default mixture)")
     parser.add_argument("--pairs", type=Path, metavar="PATH", help="write pairs of guesses for Q-rank here")
     parser.add_argument("--people", type=Path, metavar="CSV", help="games from squares that people shared")
-    parser.add_argument("--column", default="text", help="of that file, with the texts (default %(default)s)")
+    parser.add_argument("--column", metavar="NAME", help="of that file, with the texts (default text)")
     parser.add_argument("--answers", type=Path, metavar="PATH", help="number and word of a day per line")
     parser.add_argument("--guesses", type=Path, metavar="PATH", help="words that people try, one per line")
     parser.add_argument("--play", action="store_true", help="play here; an empty line asks for a hint")
     parser.add_argument("--words", type=Path, default=SHIPPED, metavar="PATH", help="a list of one's own")
     parser.add_argument("--colouring", choices=RULES, default="simple", help="default %(default)s")
-    parser.add_argument("--games", type=int, default=1000, help="how many (default %(default)s)")
+    parser.add_argument("--games", type=int, help=f"how many (default {GAMES}; of people all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of all randomness (default %(default)s)")
     return parser
+
+
+def _expect_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """An error for flags of which one would do nothing."""
+    asked = [f"--{name}" for name in ("play", "pairs", "logs") if getattr(options, name)]
+    if len(asked) > 1:
+        parser.error(f"expected one of --play, --pairs and --logs, got {' and '.join(asked)}")
+    for flag, beside in BESIDE.items():
+        if getattr(options, flag) is not None and not getattr(options, beside):
+            parser.error(f"expected --{beside} PATH beside --{flag}, which nothing else reads")
+    if options.people and options.kind:
+        parser.error("expected --people or --kind, got both: the games of people are of one kind")
 
 
 def _table(words: Words, games: int, seed: int) -> dict[str, Any]:
@@ -93,9 +110,10 @@ def _table(words: Words, games: int, seed: int) -> dict[str, Any]:
 def _people(options: argparse.Namespace, words: Words) -> dict[str, Any]:
     answers = read_answers(options.answers) if options.answers else {}
     guesses = read_words(options.guesses) if options.guesses else ()
-    texts = read_texts(options.people, options.column)
+    texts = list(read_texts(options.people, options.column or "text"))
     games = people_games(texts, words, options.seed, guesses=guesses, answers=answers)
-    return write_games(options.logs, islice(games, options.games), name=f"wordle-people-{options.seed}")
+    name = f"wordle-people-{options.seed}"
+    return {"texts": len(texts), **write_games(options.logs, islice(games, options.games), name=name)}
 
 
 def _play(words: Words, seed: int) -> None:

@@ -6,6 +6,7 @@ Every game depends on the seed and its number alone.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -144,10 +145,12 @@ def _pair(kind: str, state: State, better: str, worse: str) -> dict[str, Any]:
 
 
 def write_pairs(path: str | Path, *, pairs: int, seed: int, words: Words | None = None) -> dict[str, Any]:
-    """Writes so many of `rank_pairs` as JSON lines; returns how many there are of each kind."""
-    counts: dict[str, int] = {}
-    with open(path, "w", encoding="utf-8") as file:
-        for pair in islice(rank_pairs(words or load_words(), seed), pairs):
-            file.write(json.dumps(pair) + "\n")
-            counts[pair["kind"]] = counts.get(pair["kind"], 0) + 1
-    return {"path": str(path), "pairs": counts}
+    """Writes so many of `rank_pairs` as JSON lines; returns how many there are of each kind. Raises UserError
+    where no file can be made."""
+    found = list(islice(rank_pairs(words or load_words(), seed), pairs))
+    try:
+        Path(path).write_text("".join(json.dumps(pair) + "\n" for pair in found), encoding="utf-8")
+    except OSError as error:
+        expected = "expected a file in a folder that is there"
+        raise UserError(f"{path}: {expected}, got: {error.strerror}") from error
+    return {"path": str(path), "pairs": dict(Counter(pair["kind"] for pair in found))}

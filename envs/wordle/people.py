@@ -102,16 +102,21 @@ def people_games(
     answers: Mapping[int, str] | None = None,
 ) -> Iterator[Logged]:
     """A game for each text with a whole one in it that some word allows. `answers` are those of the days that
-    the texts name; without it any answer will do, and texts of other days are left out with it."""
+    the texts name; without it any answer will do, and texts of other days are left out with it. Raises
+    UserError for answers that are no words of the vocabulary."""
     fitter = Fitter(words, guesses)
     if unknown := sorted({*(answers or {}).values()} - words.known):
         raise UserError(f"answers: expected words of the vocabulary, got {', '.join(unknown[:5])}")
-    for index, text in enumerate(texts):
-        rows, answer = read_grid(text), answers.get(puzzle_number(text)) if answers else None
-        if rows and (answer or not answers):
-            state = fitter.fit(rows, game_chance(seed, index), answer)
-            if state is not None:
-                yield Logged(state, "people", {"group": f"{seed}-{index}"})
+
+    def games() -> Iterator[Logged]:
+        for index, text in enumerate(texts):
+            rows, answer = read_grid(text), answers.get(puzzle_number(text)) if answers else None
+            if rows and (answer or not answers):
+                state = fitter.fit(rows, game_chance(seed, index), answer)
+                if state is not None:
+                    yield Logged(state, "people", {"group": f"{seed}-{index}"})
+
+    return games()
 
 
 def read_texts(path: str | Path, column: str = "text") -> Iterator[str]:

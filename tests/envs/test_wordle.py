@@ -530,6 +530,53 @@ def test_the_command_line(tmp_path, capsys):
         assert "expected" in capsys.readouterr().err
 
 
+def test_all_games_of_people_are_written_and_texts_are_counted(tmp_path, capsys):
+    """Nobody who has a file of tweets wants the first thousand games of it."""
+    texts, logs = tmp_path / "texts.csv", tmp_path / "logs.jsonl"
+    texts.write_text("text\n" + f'"{SHARED}"\nhello\n' * 1100, encoding="utf-8")
+    main(["--logs", str(logs), "--people", str(texts)])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["texts"], told["dialogs"], len(list(read_jsonl(logs)))) == (2200, 1100, 1100)
+    main(["--logs", str(logs), "--people", str(texts), "--games", "7"])
+    assert json.loads(capsys.readouterr().out)["dialogs"] == 7
+
+
+def test_logs_stay_where_the_files_of_people_are_wrong(tmp_path, capsys):
+    logs, texts, days = (tmp_path / name for name in ("logs.jsonl", "texts.csv", "days.txt"))
+    logs.write_text("kept", encoding="utf-8")
+    texts.write_text(f'text\n"{SHARED}"\n', encoding="utf-8")
+    days.write_text("215 zzzzz\n", encoding="utf-8")
+    for wrong in (
+        ["--people", str(tmp_path / "none.csv")],
+        ["--people", str(texts), "--column", "tweet"],
+        ["--people", str(texts), "--answers", str(days)],
+    ):
+        with pytest.raises(SystemExit):
+            main(["--logs", str(logs), *wrong])
+        assert "expected" in capsys.readouterr().err and logs.read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--logs a.jsonl --pairs b.jsonl", "one of --play, --pairs and --logs, got --pairs and --logs"),
+        ("--play --logs a.jsonl", "one of --play, --pairs and --logs"),
+        ("--kind half", "--logs PATH beside --kind"),
+        ("--logs a.jsonl --answers days.txt", "--people PATH beside --answers"),
+        ("--logs a.jsonl --guesses words.txt", "--people PATH beside --guesses"),
+        ("--logs a.jsonl --column text", "--people PATH beside --column"),
+        ("--logs a.jsonl --people a.csv --kind half", "--people or --kind"),
+        ("--pairs none/pairs.jsonl --games 2", "a file in a folder that is there"),
+    ],
+)
+def test_flags_that_would_do_nothing(flags, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("a game began"))
+    with pytest.raises(SystemExit):
+        main(flags.split())
+    assert expected in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_unknown_logs():
     with pytest.raises(UserError, match="branching, adversarial.*'best'"):
         write_logs("never.jsonl", dialogs=1, seed=0, kind="best")
