@@ -22,6 +22,7 @@ them.
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -149,17 +150,24 @@ def with_options(name: str, options: str, given: Mapping[str, Any]) -> str:
 
 def write_logs_of(asked: Mapping[str, Any], path: Path) -> None:
     """Logs of small talk, or of a `world`, whose class has write_logs(path, dialogs=..., seed=...), or whose
-    module has write_logs(world, path, dialogs, seed). `asked`: dialogs, seed and world."""
+    module has write_logs(world, path, dialogs, seed). `asked`: dialogs, seed, world, and options of the
+    class's write_logs. Raises UserError for other options and for worlds that write none."""
+    options = dict(asked)
+    world = options.pop("world", None) or "small_talk"
+    dialogs, seed = options.pop("dialogs"), options.pop("seed")
+    made = text_env(world)
+    maker = importlib.import_module("envs.small_talk") if world == "small_talk" else made
+    module = sys.modules.get(world.partition(":")[0])  # text_env imported it
+    write = getattr(maker, "write_logs", None) or getattr(module, "write_logs", None)
+    if write is None:
+        raise UserError(f"logs of {world}: expected a class or a module with write_logs, it has none")
+    if unknown := sorted(options.keys() - inspect.signature(write).parameters.keys()):
+        raise UserError(f"logs of {world}: expected dialogs and seed, got {', '.join(unknown)} too")
     path.parent.mkdir(parents=True, exist_ok=True)
-    world = asked.get("world")
-    if not world:
-        importlib.import_module("envs.small_talk").write_logs(path, **asked)
-        return
-    made, dialogs, seed = text_env(world), asked["dialogs"], asked["seed"]
-    if hasattr(made, "write_logs"):
-        made.write_logs(path, dialogs=dialogs, seed=seed)
-        return
-    importlib.import_module(world.partition(":")[0]).write_logs(made, path, dialogs, seed)
+    if hasattr(maker, "write_logs"):
+        write(path, dialogs=dialogs, seed=seed, **options)
+    else:
+        write(made, path, dialogs, seed, **options)
 
 
 def _own(name: str, wanted: tuple[str, ...], what: str) -> Callable[..., Any]:

@@ -102,8 +102,13 @@ def found(logs: str) -> Path:
     return (Path(logs) if Path(logs).exists() else CORPORA / logs).resolve()
 
 
+def written_logs(folder: Path) -> Path:
+    """Where the logs go that a world writes for a task."""
+    return folder / "logs" / "dialogs.jsonl"
+
+
 def prepare_config(task: Task, folder: Path) -> prepare.PrepareConfig:
-    logs = [found(path) for path in task.logs] or [folder / "logs" / "dialogs.jsonl"]
+    logs = [found(path) for path in task.logs] or [written_logs(folder)]
     where = _words(logs=logs, output_dir=logged_folder(task, folder))
     return load_config(prepare.PrepareConfig, [*where, *shlex.split(task.prepare), "--quiet"])
 
@@ -135,7 +140,7 @@ def prepare_task(task: Progress, say: Say) -> None:
 
     def make() -> None:
         if task.task.write_logs:
-            write_logs_of(task.task.write_logs, Path(config.logs[0]))
+            write_logs_of(task.task.write_logs, written_logs(task.folder))
         prepare.main(config)
 
     recipe = {"settings": changed(config), "write_logs": task.task.write_logs}

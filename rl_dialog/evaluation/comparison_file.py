@@ -23,7 +23,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.evaluation.comparison import BASELINE
 from rl_dialog.evaluation.experiment import Task
 from rl_dialog.evaluation.runs import nearest
-from rl_dialog.evaluation.sweep_space import check_seeds
+from rl_dialog.evaluation.sweep_space import check_logs, check_seeds
 from rl_dialog.methods import FROM_LOGS
 
 Chosen = dict[str, dict[str, Any]]  # method -> flag of train -> value
@@ -117,6 +117,7 @@ def _check_task(path: str, name: str, task: Task, comparison: Comparison) -> Non
     strings += [task.search, task.search_train]
     for flags in (*strings, *task.methods.values()):
         check_flags(flags or "", where)
+    check_logs(where, task.logs, task.write_logs, strings)
 
 
 def _chosen(names: Sequence[str], among: dict[str, Any], flag: str) -> dict[str, Any]:

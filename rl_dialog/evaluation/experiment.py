@@ -43,7 +43,7 @@ class Task:
     improve: str  # for every other method
     # from where the command starts, or below $RL_DIALOG_DATA; without them the task is skipped
     logs: tuple[str, ...] = ()
-    # instead: dialogs and seed, of small talk or of a `world` (module:Class)
+    # instead: dialogs and seed, of small talk or of a `world`, with options of its write_logs
     write_logs: dict[str, object] = field(default_factory=dict)
     prepare: str = ""
     candidates: str = ""  # its flags: the methods learn from scored replies of the first seed's bc

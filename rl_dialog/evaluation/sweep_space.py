@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,7 +55,7 @@ class Sweep:
     online: str = ""  # instead: flags of `online`, with which every trial plays and learns from that
     start: str = ""  # flags of the bc that all trials of a seed start from; without it they start as they are
     logs: tuple[str, ...] = ()  # from where the command starts, or below $RL_DIALOG_DATA
-    # instead: dialogs and seed of logs from small talk, or from a `world` (module:Class)
+    # instead: dialogs and seed of logs from small talk, or from a `world`, with options of its write_logs
     write_logs: dict[str, object] = field(default_factory=dict)
     prepare: str = ""
     evaluate: str = ""  # flags of the evaluation of all trials that reach their end
@@ -150,6 +151,8 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
     _check_counts(path, sweep)
     for name in ("prepare", "start", "train", "online", "evaluate"):
         check_flags(getattr(sweep, name), f"{path}: {name}")
+    flags = (sweep.start, sweep.train, sweep.online, sweep.evaluate)
+    check_logs(path, sweep.logs, sweep.write_logs, flags)
     for space in _spaces(sweep):
         if not isinstance(space, Mapping) or not space:
             raise ConfigError(
@@ -183,6 +186,25 @@ def check_seeds(path: str, name: str, seeds: Sequence[int]) -> None:
     """Raises ConfigError without any, and where two runs would share a folder."""
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise ConfigError(f"{path}: {name}: expected different numbers from 0 on, got {list(seeds)}")
+
+
+def check_logs(where: str, logs: Sequence[str], write_logs: Mapping[str, Any], flags: Sequence[str]) -> None:
+    """Raises ConfigError for logs that are read and written, for such as nobody can write, and for those of
+    small talk where the flags of the verbs play in another world."""
+    if logs and write_logs:
+        expected = "logs, which are read, or write_logs, which a world writes"
+        raise ConfigError(f"{where}: expected {expected}, got both")
+    for name, least in {"dialogs": 1, "seed": 0}.items() if write_logs else ():
+        value = write_logs.get(name)
+        if type(value) is not int or value < least:
+            expected = f"expected a whole number of at least {least}, got {value!r}"
+            raise ConfigError(f"{where}: write_logs: {name}: {expected}")
+    worlds = {world for each in flags for world in re.findall(r"--env[ =]+(\S+)", each)}
+    if write_logs and not write_logs.get("world") and (others := sorted(worlds - {"small_talk"})):
+        raise ConfigError(
+            f"{where}: write_logs: without a world they are of small talk, and --env is {others[0]}: "
+            f"expected world: {others[0]} beside dialogs and seed"
+        )
 
 
 def _check_counts(path: str, sweep: Sweep) -> None:

@@ -161,6 +161,24 @@ def test_a_file_without_a_space_and_a_misspelt_halving_are_refused(tmp_path) -> 
 ONLINE = {"train": None, "online": "--env small_talk", "space": {"method.c": [0.1, 0.5]}}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logs": ["mine.jsonl"]}, "expected logs, which are read, or write_logs.*got both"),
+        ({"write_logs": {"seed": 1}}, "write_logs: dialogs: expected a whole number of at least 1, got None"),
+        ({"write_logs": {"dialogs": "many", "seed": 1}}, "dialogs: expected a whole number.*'many'"),
+        ({"write_logs": {"dialogs": 5, "seed": -1}}, "seed: expected a whole number of at least 0, got -1"),
+        ({"train": "--max_steps 6 --env toy_graph"}, "of small talk, and --env is toy_graph: expected world"),
+        ({"evaluate": "--episodes 8 --env=wordle"}, "of small talk, and --env is wordle"),
+    ],
+)
+def test_logs_that_a_world_writes(tmp_path: Path, changes, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_sweep(written(tmp_path, **changes))
+    world = {"write_logs": {"world": "toy_graph", "dialogs": 5, "seed": 1}}
+    assert read_sweep(written(tmp_path, train="--max_steps 6 --env toy_graph", **world)).write_logs["world"]
+
+
 def test_trials_of_a_sweep_learn_from_logs_or_from_what_they_play(tmp_path: Path) -> None:
     found = read_sweep(written(tmp_path, **ONLINE))
     assert (found.verb, found.flags) == ("online", "--env small_talk")

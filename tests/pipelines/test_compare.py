@@ -85,6 +85,31 @@ def test_worlds_write_their_logs_by_their_class_or_their_module(tmp_path: Path) 
         assert len(path.read_text(encoding="utf-8").splitlines()) == 11
 
 
+def test_logs_of_worlds_take_the_options_of_their_class_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "dialogs.jsonl"
+    asked = {"dialogs": 22, "seed": 1}
+    write_logs_of(asked | {"world": "wordle", "kind": "adversarial"}, path)
+    assert {Dialog.from_json(line).meta["policy"] for line in path.open(encoding="utf-8")} > {"adversarial"}
+    write_logs_of(asked | {"world": "small_talk"}, path)
+    of_small_talk = path.read_bytes()
+    write_logs_of(asked, path)
+    assert path.read_bytes() == of_small_talk
+    for wrong, message in (
+        ({"kind": "half"}, "small_talk: expected dialogs and seed, got kind too"),
+        ({"world": "toy_graph", "kind": "half"}, "toy_graph: expected dialogs and seed, got kind too"),
+        ({"world": "multiwoz"}, "multiwoz: expected a class or a module with write_logs"),
+    ):
+        with pytest.raises(UserError, match=message):
+            write_logs_of(asked | wrong, path)
+
+
+def test_a_task_whose_logs_are_read_and_written_is_refused(table: Path) -> None:
+    """Whoever added `logs` to a copied file and left its `write_logs` lost them: they were written over."""
+    table.write_text(written(TINY | {"tasks": {"talk": TALK | {"logs": ["mine.jsonl"]}}}))
+    with pytest.raises(UserError, match="tasks: talk: expected logs, which are read, or write_logs.*both"):
+        read_comparison(str(table))
+
+
 def test_worlds_are_evaluated_on_a_split_that_holds_dialogs(tmp_path: Path) -> None:
     """Equal walks stay together: of the three that toy_graph has none is in the split for testing."""
     tasks = read_comparison(ROOT / "tune_configs" / "compare_worlds.yaml").tasks
