@@ -174,13 +174,19 @@ def critic_scores(scores: ReplyScores) -> dict[str, np.ndarray]:
 
 
 def token_table(
-    policy: Policy, prior: Prior | None, prompt: Sequence[int], reply: Sequence[int]
+    policy: Policy,
+    prior: Prior | None,
+    prompt: Sequence[int],
+    reply: Sequence[int],
+    *,
+    noise: Tensor | None = None,
 ) -> list[dict[str, float | int | None]]:
     """One row per token of a reply: q, v, advantage, and log-probabilities under the prior, the plain LM and
-    the policy."""
+    the policy. noise (1,): the seed of the latents that it was said with, otherwise they are their means."""
     frozen, _ = reference_policy(policy, prior)
     with torch.no_grad():
         batch = collate([Row.of_reply(prompt, reply)]).to(policy.device)
+        batch.noise = noise
         figures = per_decision(policy, frozen, batch, policy.outputs(batch))
     names = {
         "q": "q",

@@ -23,6 +23,7 @@ from rl_dialog.evaluation.generation import (
     choose_beam,
     choose_reply,
     generations,
+    latent_noise,
     load_for_decoding,
     prompt_limits,
     stream,
@@ -102,7 +103,7 @@ class Chat:
         if self.debug:
             prompt = encode_prompt(self.messages, self.tokenizer, **prompt_limits(self.policy, self.decoding))
             print(f"context ({len(prompt)} tokens): {harmless(self.tokenizer.decode(prompt))}")
-        reply = (
+        reply, seed = (
             self._draw()
             if self.by_rank
             else self._choose()
@@ -110,7 +111,7 @@ class Chat:
             else self._stream()
         )
         if self.debug:
-            print(self._table(prompt, reply), flush=True)
+            print(self._table(prompt, reply, seed), flush=True)
         self.messages.append({"role": "assistant", "content": reply.text})
         self.replies += 1
 
@@ -145,23 +146,26 @@ class Chat:
             file.write(Dialog(self.id, self.messages, source="chat", meta=meta).to_json() + "\n")
         self.saved += 1
 
-    def _stream(self) -> Reply:
+    def _stream(self) -> tuple[Reply, int | None]:
+        """A reply, and as of the next two the seed that it was drawn with; None of a beam."""
         print("bot> ", end="", flush=True)
         streamer = Printed(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        return stream_reply(
-            self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed(), streamer=streamer
+        seed = self._seed()
+        reply = stream_reply(
+            self.policy, self.tokenizer, self.messages, self.decoding, seed=seed, streamer=streamer
         )
+        return reply, None if self.decoding.num_beams > 1 else seed
 
-    def _choose(self) -> Reply:
+    def _choose(self) -> tuple[Reply, int | None]:
         choice = choose_reply(self.policy, self.tokenizer, self.messages, self.decoding, seed=self._seed())
         for i, reply in enumerate(choice.replies) if self.debug else ():
             scores = "  ".join(f"{name} {_number(values[i]):>8}" for name, values in choice.scores.items())
             mark, text = " *" if i == choice.chosen else "  ", harmless(reply.text) or "(empty)"
             print(f"reply {i + 1}{mark} {scores}  {text}")
         print(f"bot> {harmless(choice.replies[choice.chosen].text)}", flush=True)
-        return choice.replies[choice.chosen]
+        return choice.replies[choice.chosen], stream(self._seed(), choice.chosen)
 
-    def _draw(self) -> Reply:
+    def _draw(self) -> tuple[Reply, int | None]:
         beams = beam_replies(self.policy, self.tokenizer, self.messages, self.decoding)
         chosen, odds = choose_beam(beams, np.random.default_rng(self._seed()))
         for i, beam in enumerate(beams) if self.debug else ():
@@ -170,14 +174,14 @@ class Chat:
                 f"{odds[i]:.2f}  {harmless(beam.text) or '(empty)'}"
             )
         print(f"bot> {harmless(beams[chosen].text)}", flush=True)
-        return beams[chosen]
+        return beams[chosen], None
 
     def _seed(self) -> int:
         """Another stream for each reply of a sitting, so that a message that was taken back can be answered
         anew."""
         return stream(self.seed, self.replies)
 
-    def _table(self, prompt: list[int], reply: Reply) -> str:
+    def _table(self, prompt: list[int], reply: Reply, seed: int | None) -> str:
         ids = [*reply.tokens, *([self.tokenizer.eos_token_id] if reply.finished else [])]
         names = {
             "q": "Q",
@@ -187,7 +191,8 @@ class Chat:
             "lm": "log LM",
             "policy": "log policy",
         }
-        rows = token_table(self.policy, self.prior, prompt, ids) if ids else []
+        noise = None if seed is None else latent_noise(self.policy, self.decoding, [seed])
+        rows = token_table(self.policy, self.prior, prompt, ids, noise=noise) if ids else []
         tokens = [repr(self.tokenizer.decode([row["token"]])) for row in rows]
         width = max(15, *map(cell_len, tokens)) + 1
         lines = [f"{'token':<{width}}" + "".join(f"{title:>12}" for title in names.values())]

@@ -16,19 +16,18 @@ import torch
 from pipelines.chat import ChatConfig, main
 from rl_dialog.config import load_config
 from rl_dialog.data.schema import harmless, read_jsonl
+from rl_dialog.data.tokenize import train_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.generation import Reply
+from rl_dialog.evaluation.generation import Decoding, Reply, recorded_replies, stream
 from rl_dialog.methods import BC, CHAI, ILQL, UtteranceILQL
+from rl_dialog.models.language_model import ModelConfig, load_lm
+from rl_dialog.models.policy import Policy
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """Folders of policies; `not_` before the name of one that acts by the values of whole replies: the same
     with the values' signs turned."""
-    from rl_dialog.data.tokenize import train_tokenizer
-    from rl_dialog.models.language_model import ModelConfig, load_lm
-    from rl_dialog.models.policy import Policy
-
     tokenizer = train_tokenizer(["hello there, how are you?", "thank you, that is all"] * 20, vocab_size=330)
     root = tmp_path_factory.mktemp("checkpoints")
     for name, method in (
@@ -241,6 +240,32 @@ def test_the_critic_decides_what_is_said(checkpoints, monkeypatch, capsys, name)
         assert bot(out) == said[place][:1]
     assert len(said[name]) == 3 and said[name] != said[f"not_{name}"]
     assert drawn[name] == drawn[f"not_{name}"]
+
+
+@pytest.mark.parametrize("family", ["vhred", "vhcr"])
+def test_the_table_reads_the_latents_that_a_reply_was_said_with(tmp_path, monkeypatch, capsys, family):
+    """Each token is as likely there as it was when it was drawn: not as with the latents' means."""
+    tokenizer = train_tokenizer(["hello there, how are you?", "thank you, that is all"] * 20, vocab_size=330)
+    torch.manual_seed(0)
+    config = ModelConfig(family=family, width=16, latent_size=4, context=128)
+    policy = Policy(load_lm(config, tokenizer), BC(), config).eval()
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    policy.save_pretrained(tmp_path / family)
+    tokenizer.save_pretrained(tmp_path / family)
+    out, _ = talk_here(
+        monkeypatch, capsys, "--checkpoint", tmp_path / family, "--debug", lines=["hello", "and you?"]
+    )
+    table = [float(line.split()[-1]) for line in out if " -  " in line]
+    messages, drawn = [], []
+    for number, said in enumerate(["hello", "and you?"]):
+        messages.append({"role": "user", "content": said})
+        how = {"seeds": [stream(0, number)], "batch_size": 1}
+        (reply,) = recorded_replies(policy, tokenizer, [messages], Decoding(max_new_tokens=5), **how)
+        messages.append({"role": "assistant", "content": reply.text})
+        drawn += reply.spoken.logp
+    assert len(table) == len(drawn) > 5 and table == pytest.approx(drawn, abs=2e-4)
 
 
 def test_a_primed_conversation(checkpoints, monkeypatch, capsys, tmp_path):
