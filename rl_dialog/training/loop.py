@@ -856,13 +856,16 @@ class Trainer:
             )
 
     def _selection_metric(self) -> tuple[str | None, int]:
-        """What `best` means: the return in an environment, else the held-out loss of a model that was there
-        before and learns no values, else the latest. A TD error ranks no policies, and a new model goes on
-        learning the rules of its world long after its held-out loss has begun to rise."""
+        """What `best` means: the return in an environment, else the latest, as a TD error ranks no policies,
+        and as a new model goes on learning the rules of its world long after its held-out loss has begun to
+        rise. The held-out loss counts of a model that was there before and learns no values, and where the
+        logs have nothing to win."""
         if self.evaluate:
             return "eval/return", 1
-        by_loss = self.policy.start != "new" and self.policy.method.heads == Heads() and self.eval_rows
-        return ("eval/loss", -1) if by_loss else (None, 1)
+        if self.policy.method.heads != Heads() or not self.eval_rows:
+            return None, 1
+        rewarded = any(np.nan_to_num(row.rewards).any() for row in self.train_rows)
+        return (None, 1) if self.policy.start == "new" and rewarded else ("eval/loss", -1)
 
     def _means(self, group: str, sums: dict[str, Tensor]) -> dict[str, float]:
         """Sums over this worker's decisions to means over everyone's."""

@@ -659,9 +659,12 @@ def test_resuming_with_another_batch_size_is_refused(tmp_path: Path) -> None:
         ).train()
 
 
-@pytest.mark.parametrize("start", ["new", "made"])
-def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path, start: str) -> None:
-    """The likeliest one stays. It is `best` where the model was there before; a new one's is the last."""
+@pytest.mark.parametrize(("start", "reward", "best"), [("new", 1, 8), ("new", 0, 4), ("made", 1, 4)])
+def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(
+    tmp_path: Path, start: str, reward: float, best: int
+) -> None:
+    """The likeliest one stays. It is `best` where the model was there before, or where there is nothing to
+    win; a new one's is the last."""
     config = TrainerConfig(
         per_device_train_batch_size=4,
         max_steps=8,
@@ -672,8 +675,9 @@ def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path, s
         max_grad_norm=0,
         report_to="none",
     )
+    rows = [replace(row, rewards=reward * row.rewards) for row in make_rows(make_tokenizer())]
     with pytest.warns(UserWarning, match="checkpoint-4.* predicts the logs better"):
-        make_trainer(tmp_path, "bc", config, start=start).train()
+        make_trainer(tmp_path, "bc", config, rows=rows, start=start).train()
     losses = {
         line["step"]: line["eval/loss"]
         for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
@@ -683,7 +687,7 @@ def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(tmp_path: Path, s
     assert min(losses, key=losses.get) == 4
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == names
     assert (tmp_path / "latest").read_text().strip() == names[2]
-    assert (tmp_path / "best").read_text().strip() == {"new": names[2], "made": names[0]}[start]
+    assert (tmp_path / "best").read_text().strip() == f"checkpoint-{best}"
     assert likeliest(tmp_path) == str(tmp_path / names[0])
     assert likeliest(tmp_path / names[2]) == str(tmp_path / names[2])
     assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
