@@ -117,7 +117,7 @@ class TrainerConfig:
     save_steps: int = 0
     """updates between two checkpoints; 0 saves at every evaluation"""
     save_total_limit: int = 2
-    """checkpoints kept, besides the best"""
+    """checkpoints kept, besides the best and, of a method without values, the one that predicts best"""
     seed: int = 0
     """seed of the order of the data, of initial weights and of dropout"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
