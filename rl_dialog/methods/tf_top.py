@@ -26,8 +26,7 @@ class TFTop(BC):
 
     by: Literal["auto", "reply", "dialog"] = "auto"
     """judge a reply by its own reward, or by the sum of the known rewards of its dialog (from the window it
-    is in, where a dialog is longer than max_length); auto: by dialog where only the last replies of dialogs
-    earn anything"""
+    is in, where a dialog is longer than max_length); auto: by dialog, unless most replies are unrated"""
     threshold: float | None = None
     """keep what earned at least this much"""
     fraction: float = 0.5
@@ -78,22 +77,20 @@ class TFTop(BC):
 def way_to_judge(train: Sequence[Row]) -> tuple[str, str]:
     """What replies are best judged by, and why.
 
-    Where only the last reply of a dialog earns something, all that its own reward says of a reply is whether
-    it was the last one. A cost that all others have alike tells no more, a missing reward (NaN) nothing.
+    What a reply is good for is often earned by later ones: a question costs time, and an answer pays. So its
+    dialog tells more than its own reward. Where most replies were never rated (votes), the sum of a dialog
+    says how many were, unless none but last ones are.
     """
-    several = [row for row in train if len(row.all_rewards) > 1]
+    several = [row.all_rewards for row in train if len(row.all_rewards) > 1]
     if not several:
         return "reply", ""  # both are the same
-    earlier = np.concatenate([row.all_rewards[:-1][: len(row.rewards)] for row in several])
-    final = np.array([row.all_rewards[-1] for row in several])
-    usual = min(earlier[0], 0.0) if (earlier == earlier[0]).all() else 0.0
-    earlier_count, final_count = (
-        int((~np.isnan(values) & (values != 0) & (values != usual)).sum()) for values in (earlier, final)
-    )
-    earlier_replies = f"{len(earlier)} replies before the last ones of their dialogs"
-    if final_count and not earlier_count:
-        return "dialog", f"the {earlier_replies} earned {f'{usual:g} each' if usual else 'nothing'}"
-    return "reply", f"{earlier_count} of the {earlier_replies} earned something"
+    rated = ~np.isnan(np.concatenate(several))
+    reason = f"{int(rated.sum())} of {len(rated)} replies have a reward"
+    if 2 * rated.sum() > len(rated):
+        return "dialog", reason
+    if np.isnan(np.concatenate([rewards[:-1] for rewards in several])).all() and rated.any():
+        return "dialog", f"{reason}, all of them last ones"
+    return "reply", reason
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

@@ -35,12 +35,12 @@ def kept(rows):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (TFTop(threshold=1.0), [[1.0], [3.0]]),
-        (TFTop(threshold=2.0), [[3.0]]),
-        (TFTop(fraction=2 / 3), [[1.0], [3.0]]),
-        (TFTop(fraction=0.5), [[3.0]]),  # floor(0.5 * 3) = 1
-        (TFTop(fraction=0.01), [[3.0]]),
-        (TFTop(fraction=1.0), [[1.0, -2.0], [3.0]]),
+        (TFTop(by="reply", threshold=1.0), [[1.0], [3.0]]),
+        (TFTop(by="reply", threshold=2.0), [[3.0]]),
+        (TFTop(by="reply", fraction=2 / 3), [[1.0], [3.0]]),
+        (TFTop(by="reply", fraction=0.5), [[3.0]]),  # floor(0.5 * 3) = 1
+        (TFTop(by="reply", fraction=0.01), [[3.0]]),
+        (TFTop(by="reply", fraction=1.0), [[1.0, -2.0], [3.0]]),
         (TFTop(by="dialog", threshold=0.0), [[3.0]]),  # 1 - 2 < 0
         (TFTop(by="dialog", threshold=-1.0), [[1.0, -2.0], [3.0]]),
     ],
@@ -50,7 +50,7 @@ def test_which_replies_are_kept(rows, method, expected):
 
 
 def test_the_others_are_context_and_no_target(rows):
-    (first, _) = prepare(TFTop(threshold=1.0), rows)
+    (first, _) = prepare(TFTop(by="reply", threshold=1.0), rows)
     assert first.input_ids.tolist() == [9, 1, 2, 9, 3] and first.assistant.tolist() == [
         False,
         True,
@@ -80,9 +80,9 @@ def test_equals_are_kept_by_lot_a_row_at_a_time(make_row, by):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (TFTop(fraction=1.0), [[-1.0], [3.0, 0.0]]),  # all that is rated, and nothing else
-        (TFTop(fraction=0.5), [[3.0]]),  # floor(.5 * 3) of the rated ones
-        (TFTop(threshold=-5.0), [[-1.0], [3.0, 0.0]]),
+        (TFTop(by="reply", fraction=1.0), [[-1.0], [3.0, 0.0]]),  # all that is rated, and nothing else
+        (TFTop(by="reply", fraction=0.5), [[3.0]]),  # floor(.5 * 3) of the rated ones
+        (TFTop(by="reply", threshold=-5.0), [[-1.0], [3.0, 0.0]]),
         (TFTop(by="dialog", threshold=-5.0), [[NAN, -1.0], [3.0, 0.0]]),  # -1: all that is known
         (TFTop(by="dialog", fraction=0.5), [[3.0, 0.0]]),
     ],
@@ -106,7 +106,7 @@ def test_too_few_rated_replies_are_counted(make_row):
     with pytest.raises(UserError, match=r"every dialog earned 1 \(2 of 4 have no reward\), so none"):
         prepare(TFTop(by="dialog"), rows)
     with pytest.raises(UserError, match=r"no reply has a reward \(2 of 2 have no reward\), .* or train bc"):
-        prepare(TFTop(), rows[1:])
+        prepare(TFTop(by="reply"), rows[1:])
 
 
 def test_rewards_that_tell_nothing_apart_are_refused(rows):
@@ -116,14 +116,14 @@ def test_rewards_that_tell_nothing_apart_are_refused(rows):
         UserError,
         match="every reply earned 0.5, so none is better: prepare with rewards that differ, or train bc",
     ):
-        prepare(TFTop(), rows)
+        prepare(TFTop(by="reply"), rows)
 
 
 def test_a_threshold_that_nothing_reaches_is_refused(rows):
     with pytest.raises(
         UserError, match=r"no reply earned 4 or more \(the best one 3\): lower --method.threshold"
     ):
-        prepare(TFTop(threshold=4.0), rows)
+        prepare(TFTop(by="reply", threshold=4.0), rows)
     with pytest.raises(UserError, match=r"expected a fraction in \(0, 1\], got 0"):
         prepare(TFTop(fraction=0.0), rows)
 
@@ -141,14 +141,13 @@ NAN = float("nan")
     ("dialogs", "way"),
     [
         ([(0, 0, 1), (0, 0, 0), (0, -1)], "dialog"),  # success at the end
-        ([(0, 0, 1), (0,), (0, 0, 0), (3,)], "dialog"),  # a dialog of one reply tells nothing
         ([(NAN, NAN, 1), (NAN, 0)], "dialog"),  # only the outcome was rated
         ([(-0.25, -0.25, 4), (-0.25, -2)], "dialog"),  # a cost per reply, and an outcome
-        ([(0, 1, 0), (0, 0, 1)], "reply"),  # replies of their own merit
-        ([(-1, NAN, 1), (-1, 1)], "reply"),  # votes, few of them: a missing one is no cost
-        ([(-1, 0.5, 1)], "reply"),
-        ([(0, 1, NAN), (1, NAN)], "reply"),
-        ([(0, 0), (0, 0), (3,)], "reply"),  # no dialog of several replies tells
+        ([(-1, 2, 0), (1, 0, 0)], "dialog"),  # what costs first may pay later
+        ([(-1, NAN, 1), (-1, 1)], "dialog"),  # nearly all are rated
+        ([(1, NAN, NAN), (NAN, NAN, 1)], "reply"),  # votes, few of them
+        ([(NAN, 1, NAN), (1, NAN)], "reply"),
+        ([(3,), (-1,)], "reply"),  # no dialog of several replies: both are the same
     ],
 )
 def test_the_way_to_judge_follows_from_where_rewards_fall(make_row, dialogs, way):
@@ -163,13 +162,13 @@ def test_a_dialog_that_was_cut_is_judged_by_how_it_went_on(make_row):
         later = {"later_rewards": second.rewards, "later_tokens": np.array([1], np.int32), "later_done": True}
         halves += [replace(first, truncated=True, **later), second]
     assert way_to_judge(halves)[0] == "dialog"
-    with pytest.warns(UserWarning, match="by dialog: the 8 replies before the last ones .* nothing"):
+    with pytest.warns(UserWarning, match="by dialog: 12 of 12 replies"):
         assert kept(prepare(TFTop(fraction=0.25), halves)) == [[0, 0], [1]]
 
 
 def test_a_reward_at_the_end_keeps_whole_dialogs_and_not_last_replies(make_row):
     """By their own rewards the best of these replies would be two last ones, and others by luck."""
     rows = [outcome(make_row, 0, 0, earned) for earned in (1, 0, 2, 0)]
-    with pytest.warns(UserWarning, match="by dialog: the 8 replies before the last ones .* nothing"):
+    with pytest.warns(UserWarning, match="by dialog: 12 of 12 replies"):
         assert kept(prepare(TFTop(), rows)) == [[0, 0, 1], [0, 0, 2]]
     assert kept(prepare(TFTop(by="reply", threshold=1.0), rows)) == [[1], [2]]

@@ -287,7 +287,7 @@ def test_what_to_know_about_a_run_is_told(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     unseen, judged = json.loads(last)["notes"]
-    assert "has no validation dialogs" in unseen and judged.startswith("tf_top judges by reply: ")
+    assert "has no validation dialogs" in unseen and judged.startswith("tf_top judges by dialog: ")
     assert [line for line in lines if line.startswith("note: ")] == [f"note: {unseen}", f"note: {judged}"]
     assert "Warning" not in done.stderr  # what is a note is not a warning of Python's too
 
