@@ -38,6 +38,7 @@ from rl_dialog.evaluation.comparison_file import (
 from rl_dialog.evaluation.comparison_run import runs_of, write_results
 from rl_dialog.evaluation.experiment import Progress, Run
 from rl_dialog.evaluation.sweep_measured import check_figure
+from rl_dialog.evaluation.sweep_space import check_world
 from rl_dialog.run import OnCluster, ResumableOutput, claim_output, require, run
 
 
@@ -68,8 +69,10 @@ def main(config: CompareConfig) -> dict[str, Any]:
     comparison = read(config)
     out = Path(config.output_dir).absolute()
     # a misspelt flag is told now, and not in two hours; so is a file without the marks
-    for name in comparison.tasks:
+    for name, task in comparison.tasks.items():
         plan(comparison, name, out, {})
+        flags = (task.bc, task.improve, *filter(None, task.methods.values()), task.evaluate, task.search)
+        check_world(f"{config.experiments}: tasks: {name}", task.write_logs, flags)
     if config.readme:
         replace_table(Path(config.readme).read_text(encoding="utf-8"), "")
     # each part has a recipe of its own, and several commands may make one each

@@ -33,6 +33,7 @@ from rl_dialog.evaluation.sweep_space import (
     OptunaSearch,
     Sweep,
     check_same_sweep,
+    check_world,
     find_points,
     read_sweep,
 )
@@ -82,6 +83,7 @@ def main(config: TuneConfig) -> dict[str, Any]:
     say: Say = (lambda text: None) if config.quiet else partial(print, flush=True)
     experiment = SweepExperiment(sweep, out, stages, say)
     experiment.check(points, where=config.sweep)
+    check_world(config.sweep, sweep.write_logs, (sweep.start, sweep.train, sweep.online, sweep.evaluate))
     _claim(config, out)
     limits = Limits(config.minutes, config.trials, config.max_failures)
     with connect(config.address or None):

@@ -117,7 +117,7 @@ def _check_task(path: str, name: str, task: Task, comparison: Comparison) -> Non
     strings += [task.search, task.search_train]
     for flags in (*strings, *task.methods.values()):
         check_flags(flags or "", where)
-    check_logs(where, task.logs, task.write_logs, strings)
+    check_logs(where, task.logs, task.write_logs)
 
 
 def _chosen(names: Sequence[str], among: dict[str, Any], flag: str) -> dict[str, Any]:

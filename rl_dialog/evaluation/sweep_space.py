@@ -151,8 +151,7 @@ def read_sweep(path: str, *, seeds: Sequence[int] = (), samples: int = 0) -> Swe
     _check_counts(path, sweep)
     for name in ("prepare", "start", "train", "online", "evaluate"):
         check_flags(getattr(sweep, name), f"{path}: {name}")
-    flags = (sweep.start, sweep.train, sweep.online, sweep.evaluate)
-    check_logs(path, sweep.logs, sweep.write_logs, flags)
+    check_logs(path, sweep.logs, sweep.write_logs)
     for space in _spaces(sweep):
         if not isinstance(space, Mapping) or not space:
             raise ConfigError(
@@ -188,9 +187,8 @@ def check_seeds(path: str, name: str, seeds: Sequence[int]) -> None:
         raise ConfigError(f"{path}: {name}: expected different numbers from 0 on, got {list(seeds)}")
 
 
-def check_logs(where: str, logs: Sequence[str], write_logs: Mapping[str, Any], flags: Sequence[str]) -> None:
-    """Raises ConfigError for logs that are read and written, for such as nobody can write, and for those of
-    small talk where the flags of the verbs play in another world."""
+def check_logs(where: str, logs: Sequence[str], write_logs: Mapping[str, Any]) -> None:
+    """Raises ConfigError for logs that are read and written, and for such as nobody can write."""
     if logs and write_logs:
         expected = "logs, which are read, or write_logs, which a world writes"
         raise ConfigError(f"{where}: expected {expected}, got both")
@@ -199,6 +197,11 @@ def check_logs(where: str, logs: Sequence[str], write_logs: Mapping[str, Any], f
         if type(value) is not int or value < least:
             expected = f"expected a whole number of at least {least}, got {value!r}"
             raise ConfigError(f"{where}: write_logs: {name}: {expected}")
+
+
+def check_world(where: str, write_logs: Mapping[str, Any], flags: Sequence[str]) -> None:
+    """Raises ConfigError where a world is to write logs of small talk, and the flags of the verbs, which were
+    found to be right, play in another one."""
     worlds = {world for each in flags for world in re.findall(r"--env[ =]+(\S+)", each)}
     if write_logs and not write_logs.get("world") and (others := sorted(worlds - {"small_talk"})):
         raise ConfigError(

@@ -10,7 +10,7 @@ import yaml
 
 from rl_dialog.config import ConfigError
 from rl_dialog.data.files import write_json
-from rl_dialog.evaluation.sweep_space import Point, Sweep, find_points, read_sweep
+from rl_dialog.evaluation.sweep_space import Point, Sweep, check_world, find_points, read_sweep
 
 TINY = {
     "title": "tiny",
@@ -168,15 +168,23 @@ ONLINE = {"train": None, "online": "--env small_talk", "space": {"method.c": [0.
         ({"write_logs": {"seed": 1}}, "write_logs: dialogs: expected a whole number of at least 1, got None"),
         ({"write_logs": {"dialogs": "many", "seed": 1}}, "dialogs: expected a whole number.*'many'"),
         ({"write_logs": {"dialogs": 5, "seed": -1}}, "seed: expected a whole number of at least 0, got -1"),
-        ({"train": "--max_steps 6 --env toy_graph"}, "of small talk, and --env is toy_graph: expected world"),
-        ({"evaluate": "--episodes 8 --env=wordle"}, "of small talk, and --env is wordle"),
     ],
 )
 def test_logs_that_a_world_writes(tmp_path: Path, changes, message) -> None:
     with pytest.raises(ConfigError, match=message):
         read_sweep(written(tmp_path, **changes))
-    world = {"write_logs": {"world": "toy_graph", "dialogs": 5, "seed": 1}}
-    assert read_sweep(written(tmp_path, train="--max_steps 6 --env toy_graph", **world)).write_logs["world"]
+
+
+@pytest.mark.parametrize("flags", ["--max_steps 6 --env toy_graph", "--episodes 8 --env=toy_graph"])
+def test_logs_are_of_the_world_that_is_played_in(flags) -> None:
+    logs = {"dialogs": 5, "seed": 1}
+    with pytest.raises(
+        ConfigError, match="x: write_logs: .* of small talk, and --env is toy_graph: expected"
+    ):
+        check_world("x", logs, [flags])
+    check_world("x", logs | {"world": "toy_graph"}, [flags])
+    check_world("x", logs, ["--env small_talk --env_episodes 4"])
+    check_world("x", {}, [flags])
 
 
 def test_trials_of_a_sweep_learn_from_logs_or_from_what_they_play(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_values_in_thousandths_have_their_digits(checkpoints, monkeypatch, capsy
     rows = [
         {"token": 1, "q": 0.00012346, "v": 12345.678, "advantage": None, "prior": -0.5, "lm": 0, "policy": 0}
     ]
-    monkeypatch.setattr("rl_dialog.serving.sitting.token_table", lambda *given: rows)
+    monkeypatch.setattr("rl_dialog.serving.sitting.token_table", lambda *given, **how: rows)
     out, _ = talk_here(monkeypatch, capsys, "--checkpoint", checkpoints / "ilql", "--debug", lines=["hello"])
     assert any(
         line.split()[-6:] == ["0.0001235", "12345.6780", "-", "-0.5000", "0.0000", "0.0000"] for line in out
