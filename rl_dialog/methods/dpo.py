@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
+from rl_dialog.data.missing import judged_by
 from rl_dialog.data.pairs import widest_pairs
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
@@ -38,9 +39,9 @@ class DPO(Method):
     """how strongly the prior holds"""
     label_smoothing: float = 0.0
     """eps, the share of pairs that are taken to be labelled the wrong way round"""
-    by: Literal["reply", "to_go"] = "reply"
+    by: Literal["auto", "reply", "to_go"] = "auto"
     """what makes a reply the better one: its own reward, or the sum of the known rewards from it to the end
-    of its dialog"""
+    of its dialog; auto: to_go, unless most replies are unrated"""
     margin: float = 0.0
     """a pair's rewards differ by more than this"""
     pairs_per_context: int = 8
@@ -66,13 +67,14 @@ class DPO(Method):
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
     ) -> tuple[list[Row], list[Row]]:
         """Pairs as neighbours, the better one first. Raises UserError when the training split has none."""
-        pairs = list(self._pairs(train))
+        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], method="dpo")
+        pairs = list(self._pairs(train, by))
         if not pairs:
             raise UserError(
                 "dpo: expected contexts with two different replies of different reward, found none in the "
                 "training split: make some with `pipelines.candidates`, or train kto, which needs no pairs"
             )
-        return pairs, list(self._pairs(validation))
+        return pairs, list(self._pairs(validation, by))
 
     def terms(self, batch: Batch) -> int:
         return len(batch.input_ids) // 2
@@ -96,9 +98,9 @@ class DPO(Method):
         total = log_ratios(out.lm, batch, of_rows)
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
-    def _pairs(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _pairs(self, rows: Sequence[Row], by: str) -> Iterator[Row]:
         by_context: dict[bytes, dict[bytes, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for start, reward, row in replies(rows, by=self.by):
+        for start, reward, row in replies(rows, by=by):
             by_context[row.input_ids[:start].tobytes()][row.input_ids[start:].tobytes()].append(reward)
         for context, earned in by_context.items():
             candidates = [(fmean(rewards), reply) for reply, rewards in earned.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_dialog.data.batch import Batch
-from rl_dialog.data.missing import unrated
+from rl_dialog.data.missing import judged_by, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios, row_log_ratios
@@ -41,8 +42,9 @@ class KTO(Method):
     """w of good replies"""
     undesirable_weight: float = 1.0
     """w of bad replies"""
-    by: Literal["reply", "to_go"] = "reply"
-    """a reply's reward: its own, or the sum of the known rewards from it to the end of its dialog"""
+    by: Literal["auto", "reply", "to_go"] = "auto"
+    """a reply's reward: its own, or the sum of the known rewards from it to the end of its dialog; auto:
+    to_go, unless most replies are unrated"""
 
     rows_per_unit: ClassVar[int] = 2
     measures: ClassVar[bool] = True
@@ -62,7 +64,8 @@ class KTO(Method):
 
         Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
-        all_rewards = np.concatenate([row.rewards if self.by == "reply" else row.returns for row in train])
+        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], method="kto")
+        all_rewards = np.concatenate([row.rewards if by == "reply" else row.returns for row in train])
         rewards = all_rewards[~np.isnan(all_rewards)].astype(float)
         if not len(rewards):
             problem = f"{len(all_rewards):,} without a reward: prepare with rewards, or train bc"
@@ -75,7 +78,8 @@ class KTO(Method):
                 f"{threshold:g} (they are {rewards.min():g} to {rewards.max():g}){unrated(all_rewards)}: "
                 "set --method.threshold, or prepare with rewards that differ"
             )
-        return self._beside_strangers(train, threshold), self._beside_strangers(validation, threshold)
+        beside = partial(self._beside_strangers, threshold=threshold, by=by)
+        return beside(train), beside(validation)
 
     def terms(self, batch: Batch) -> int:
         return len(batch.input_ids) // 2
@@ -108,8 +112,8 @@ class KTO(Method):
         total = log_ratios(out.lm, batch, of_rows)
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
-    def _beside_strangers(self, rows: Sequence[Row], threshold: float) -> list[Row]:
-        all_replies = list(replies(rows, by=self.by))
+    def _beside_strangers(self, rows: Sequence[Row], threshold: float, by: str) -> list[Row]:
+        all_replies = list(replies(rows, by=by))
         order = np.random.default_rng(0).permutation(len(all_replies))
         stranger = np.empty_like(order)
         stranger[order] = np.roll(order, 1)  # one round through all of them

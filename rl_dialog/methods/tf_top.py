@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from rl_dialog.data.missing import unrated
+from rl_dialog.data.missing import judged_by, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.bc import BC
@@ -43,9 +42,7 @@ class TFTop(BC):
         """
         if not 0 < self.fraction <= 1:
             raise UserError(f"expected a fraction in (0, 1], got {self.fraction}")
-        by, reason = (self.by, "") if self.by != "auto" else way_to_judge(train)
-        if reason:
-            warnings.warn(f"tf_top judges by {by}: {reason}; --method.by says otherwise", stacklevel=2)
+        by = judged_by(self.by, "dialog", [row.all_rewards for row in train], method="tf_top")
         scores = [row.rewards if by == "reply" else row.returns[:1].repeat(len(row.rewards)) for row in train]
         flat = np.concatenate(scores)
         known_scores = flat[~np.isnan(flat)]
@@ -72,25 +69,6 @@ class TFTop(BC):
         return [
             _only(row, keep) for row, keep in zip(train, row_keeps, strict=True) if keep.any()
         ], validation
-
-
-def way_to_judge(train: Sequence[Row]) -> tuple[str, str]:
-    """What replies are best judged by, and why.
-
-    What a reply is good for is often earned by later ones: a question costs time, and an answer pays. So its
-    dialog tells more than its own reward. Where most replies were never rated (votes), the sum of a dialog
-    says how many were, unless none but last ones are.
-    """
-    several = [row.all_rewards for row in train if len(row.all_rewards) > 1]
-    if not several:
-        return "reply", ""  # both are the same
-    rated = ~np.isnan(np.concatenate(several))
-    reason = f"{int(rated.sum())} of {len(rated)} replies have a reward"
-    if 2 * rated.sum() > len(rated):
-        return "dialog", reason
-    if np.isnan(np.concatenate([rewards[:-1] for rewards in several])).all() and rated.any():
-        return "dialog", f"{reason}, all of them last ones"
-    return "reply", reason
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

@@ -64,8 +64,9 @@ def test_the_context_is_all_that_was_said_before(make_row):
         make_row([9, 1, 9, 5], [(1, 1, 0.0), (3, 3, 2.0)]),
         make_row([9, 2, 9, 6], [(1, 1, 1.0), (3, 3, 0.0)]),
     ]
-    assert mined(DPO(), rows)[0] == [((2,), 1.0, (1,), 0.0)]
-    assert mined(DPO(by="to_go"), rows)[0] == [((1,), 2.0, (2,), 1.0)]  # 0 + 2 against 1 + 0
+    assert mined(DPO(by="reply"), rows)[0] == [((2,), 1.0, (1,), 0.0)]
+    for method in (DPO(by="to_go"), DPO()):
+        assert mined(method, rows)[0] == [((1,), 2.0, (2,), 1.0)]  # 0 + 2 against 1 + 0
 
 
 def test_two_replies_without_a_token_between_them_are_two(make_row):
@@ -75,7 +76,7 @@ def test_two_replies_without_a_token_between_them_are_two(make_row):
         make_row([9, 1, 6], [(1, 1, 0.0), (2, 2, 3.0)]),
         make_row([9, 2, 2, 7], [(1, 2, 1.0), (3, 3, 0.0)]),
     ]
-    assert mined(DPO(), rows)[0] == [((2, 2), 1.0, (1,), 0.0), ((6,), 3.0, (5,), 2.0)]
+    assert mined(DPO(by="reply"), rows)[0] == [((2, 2), 1.0, (1,), 0.0), ((6,), 3.0, (5,), 2.0)]
 
 
 def test_what_nobody_rated_is_in_no_pair(make_row):
@@ -87,9 +88,9 @@ def test_what_nobody_rated_is_in_no_pair(make_row):
         make_row([9, 3, 9, 5], [(1, 1, nan), (3, 3, nan)]),
     ]
     with pytest.raises(UserError, match="found none in the training split"):
-        DPO().prepare(rows, [], None)
+        DPO(by="reply").prepare(rows, [], None)
     assert mined(DPO(by="to_go"), rows)[0] == [((1,), 4.0, (2,), 1.0)]
-    assert mined(DPO(), [*rows, make_row([9, 3], [(1, 1, 0.0)])])[0] == [((2,), 1.0, (3,), 0.0)]
+    assert mined(DPO(by="reply"), [*rows, make_row([9, 3], [(1, 1, 0.0)])])[0] == [((2,), 1.0, (3,), 0.0)]
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.0, 3), (0.9, 3), (1.0, 2), (2.0, 1)])

@@ -48,10 +48,11 @@ def prepared(method, rows, validation=()):
 @pytest.mark.parametrize(
     ("method", "labels"),
     [
-        (KTO(), [-1.0, 1.0, -1.0]),  # above their mean, 1
-        (KTO(threshold=-1.0), [1.0, 1.0, -1.0]),
-        (KTO(threshold=0.0), [-1.0, 1.0, -1.0]),  # above it, not equal to it
+        (KTO(by="reply"), [-1.0, 1.0, -1.0]),  # above their mean, 1
+        (KTO(by="reply", threshold=-1.0), [1.0, 1.0, -1.0]),
+        (KTO(by="reply", threshold=0.0), [-1.0, 1.0, -1.0]),  # above it, not equal to it
         (KTO(by="to_go"), [1.0, 1.0, -1.0]),  # 0 + 5, 5 and -2 against their mean, 8 / 3
+        (KTO(), [1.0, 1.0, -1.0]),
     ],
 )
 def test_good_is_above_the_threshold(make_row, method, labels):

@@ -11,7 +11,6 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods import TFTop
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
-from rl_dialog.methods.tf_top import way_to_judge
 
 NAN = np.nan
 
@@ -134,26 +133,6 @@ def outcome(make_row, *rewards):
     return make_row([9, 1] * len(rewards), replies)
 
 
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("dialogs", "way"),
-    [
-        ([(0, 0, 1), (0, 0, 0), (0, -1)], "dialog"),  # success at the end
-        ([(NAN, NAN, 1), (NAN, 0)], "dialog"),  # only the outcome was rated
-        ([(-0.25, -0.25, 4), (-0.25, -2)], "dialog"),  # a cost per reply, and an outcome
-        ([(-1, 2, 0), (1, 0, 0)], "dialog"),  # what costs first may pay later
-        ([(-1, NAN, 1), (-1, 1)], "dialog"),  # nearly all are rated
-        ([(1, NAN, NAN), (NAN, NAN, 1)], "reply"),  # votes, few of them
-        ([(NAN, 1, NAN), (1, NAN)], "reply"),
-        ([(3,), (-1,)], "reply"),  # no dialog of several replies: both are the same
-    ],
-)
-def test_the_way_to_judge_follows_from_where_rewards_fall(make_row, dialogs, way):
-    assert way_to_judge([outcome(make_row, *rewards) for rewards in dialogs])[0] == way
-
-
 def test_a_dialog_that_was_cut_is_judged_by_how_it_went_on(make_row):
     """The first half of a dialog that ended well is kept, that of one that ended badly is not."""
     halves = []
@@ -161,7 +140,6 @@ def test_a_dialog_that_was_cut_is_judged_by_how_it_went_on(make_row):
         first, second = outcome(make_row, 0, 0), outcome(make_row, earned)
         later = {"later_rewards": second.rewards, "later_tokens": np.array([1], np.int32), "later_done": True}
         halves += [replace(first, truncated=True, **later), second]
-    assert way_to_judge(halves)[0] == "dialog"
     with pytest.warns(UserWarning, match="by dialog: 12 of 12 replies"):
         assert kept(prepare(TFTop(fraction=0.25), halves)) == [[0, 0], [1]]
 

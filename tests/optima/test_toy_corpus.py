@@ -94,7 +94,9 @@ def test_clones_are_as_good_as_the_logs(talk, method):
 
 
 @pytest.mark.parametrize(
-    "method", [TFTop(threshold=1.0), DT(by="reply"), ILQL(beta=6.0, **VALUES)], ids=["tf_top", "dt", "ilql"]
+    "method",
+    [TFTop(by="reply", threshold=1.0), DT(by="reply"), ILQL(beta=6.0, **VALUES)],
+    ids=["tf_top", "dt", "ilql"],
 )
 def test_what_reads_rewards_says_the_good_reply(talk, method):
     """ilql at beta 6: Q differs by 1, sigmoid(6) = .9975 of clones that are at one half."""
