@@ -31,7 +31,7 @@ from rl_dialog.models.checkpoint import freeze_prior, lengths_of, method_name, r
 from rl_dialog.models.language_model import LATENTS, ModelConfig, check_family, chosen_teachers, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import proper_weights
-from rl_dialog.training.logger import check_tracker, write_note
+from rl_dialog.training.logger import NOTES, check_tracker, write_note
 from rl_dialog.training.loop import Evaluate, Trainer, TrainerConfig
 
 Report = Callable[[dict[str, float], bool], None]  # metrics of an evaluation, and whether it is the last one
@@ -207,8 +207,9 @@ def load_trainer(
         try:
             return Trainer(policy, tokenizer, *rows, run, output_dir, **trainer_settings, device=device)
         except UserError:
-            if not started:  # with a prior in it the folder would hold a run, of which there is nothing
+            if not started:  # with these in it the folder would hold a run, of which there is nothing
                 shutil.rmtree(prior, ignore_errors=True)
+                (output_dir / NOTES).unlink(missing_ok=True)
             raise
 
 

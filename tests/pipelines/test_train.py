@@ -245,7 +245,8 @@ def test_numbers_out_of_range_are_told(wrong):
 def test_a_refused_run_leaves_its_folder_to_the_next_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """dpo learns from pairs, which these logs have not; its frozen prior is written before that is known."""
+    """dpo learns from pairs, which these logs have not; its frozen prior is written before that is known, and
+    how it judges replies is told."""
     monkeypatch.chdir(folder)
     wanted = ["--data", "data", "--model_name_or_path", "runs/bc", "--output_dir", "runs/refused", "--quiet"]
     refused = load_config(train.TrainConfig, [*wanted, "--method", "dpo"], choices=train.CHOICES)
