@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rl_dialog.cluster.data import connect
 from rl_dialog.cluster.data_directory import fill_directory, write_pairs
@@ -44,6 +44,9 @@ class PrepareConfig(Preparation, Output, OnCluster):
     pairs: bool = False
     """Also write pairs/<split>.jsonl into the output folder: replies to the same messages of which one earned
     more, as TRL's prompt, chosen and rejected."""
+    pairs_by: Literal["auto", "reply", "to_go"] = "auto"
+    """What makes a reply the better one: its own reward, or the sum of the known rewards from it to the end
+    of its dialog; auto: to_go, unless most replies are unrated."""
     num_cpus: int | None = None
     """CPUs of a Ray that this run starts; by default all."""
     num_workers: int | None = None
@@ -82,7 +85,7 @@ def main(config: PrepareConfig) -> dict[str, Any]:
             json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
         if config.pairs:
-            write_pairs(directory)
+            write_pairs(directory, config.pairs_by)
         if config.report:
             from rl_dialog.evaluation.reward_report import write_reward_report
 

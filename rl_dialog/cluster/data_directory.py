@@ -23,7 +23,8 @@ from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.scoring import WORK, Scoring, score_logs
 from rl_dialog.cluster.shards import Shard, largest_context, occurrences, shared_contexts, write_shards
 from rl_dialog.data.manifest_report import COUNTS
-from rl_dialog.data.pairs import mine_pairs
+from rl_dialog.data.missing import judged_by
+from rl_dialog.data.pairs import mine_pairs, rewards_of
 from rl_dialog.data.readers import STOPPED, Bad, LogFile
 from rl_dialog.data.schema import SPLITS
 from rl_dialog.data.shards import read_dialogs
@@ -190,12 +191,14 @@ def _write_quarantine(
     return count + len(late), stopped
 
 
-def write_pairs(directory: Path) -> None:
-    """`directory`/pairs/<split>.jsonl."""
+def write_pairs(directory: Path, by: str) -> None:
+    """`directory`/pairs/<split>.jsonl, judged in all splits by what suits the training split."""
     (directory / "pairs").mkdir(exist_ok=True)
+    rewards = [rewards_of(dialog) for dialog in read_dialogs(directory, "train")]
+    by = judged_by(by, "to_go", rewards, who="--pairs", flag="--pairs_by")
     for split in SPLITS:
         with open(directory / "pairs" / f"{split}.jsonl", "w", encoding="utf-8", newline="\n") as file:
-            for pair in mine_pairs(partial(read_dialogs, directory, split)):
+            for pair in mine_pairs(partial(read_dialogs, directory, split), by=by):
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
 
 

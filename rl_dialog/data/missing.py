@@ -21,9 +21,12 @@ def unrated(rewards: np.ndarray) -> str:
     return f" ({count:,} of {len(rewards):,} have no reward)" if count else ""
 
 
-def judged_by(by: str, wide: str, rewards: Sequence[np.ndarray], *, method: str) -> str:
-    """What a method judges replies by: `by`, or where that is auto `wide` (what a dialog earned beyond the
-    reply) or "reply" (its own reward), which is told. `rewards`: (R,) of each row's dialog.
+def judged_by(
+    by: str, wide: str, rewards: Sequence[np.ndarray], *, who: str, flag: str = "--method.by"
+) -> str:
+    """What `who` judges replies by: `by`, or where that is auto `wide` (what a dialog earned beyond the
+    reply) or "reply" (its own reward), which is told with the `flag` that says otherwise. `rewards`: (R,) of
+    each dialog.
 
     What a reply is good for is often earned by later ones: a question costs time, and an answer pays. But
     where most replies were never rated (votes), a sum says above all how many were, unless none but last
@@ -37,5 +40,5 @@ def judged_by(by: str, wide: str, rewards: Sequence[np.ndarray], *, method: str)
     by = wide if only_last or 2 * rated.sum() > len(rated) else "reply"
     told = f"{int(rated.sum())} of {len(rated)} replies have a reward"
     told += ", all of them last ones" if only_last else ""
-    warnings.warn(f"{method} judges by {by}: {told}; --method.by says otherwise", stacklevel=3)
+    warnings.warn(f"{who} judges by {by}: {told}; {flag} says otherwise", stacklevel=3)
     return by

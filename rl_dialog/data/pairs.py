@@ -90,9 +90,14 @@ def said(message: dict[str, Any]) -> str:
     return json.dumps((message["role"], message["content"], calls))
 
 
+def rewards_of(dialog: Dialog) -> np.ndarray:
+    """(R,) the reward of each reply, NaN where it is missing."""
+    return np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None becomes NaN
+
+
 def _earned(dialog: Dialog, by: str) -> Iterator[tuple[int, float]]:
     """(message, what it earned) of the replies of which that is known."""
-    rewards = np.array([dialog.messages[i].get("reward") for i in dialog.replies], float)  # None becomes NaN
+    rewards = rewards_of(dialog)
     values = rewards if by == "reply" else to_go(rewards)
     for i, reward in zip(dialog.replies, values.tolist(), strict=True):
         if not math.isnan(reward):

@@ -71,8 +71,8 @@ class Estimates:
 def read_behaviour(
     directory: str | Path, dialogs: Sequence[Dialog], *, max_length: int, device: object = "cpu"
 ) -> Behaviour:
-    """A checkpoint (of a run folder the one under which held-out replies were likeliest), or a plain language
-    model with its tokenizer (a run's prior/ folder), as mu. Raises UserError for neither."""
+    """A checkpoint (of a clone's run folder the one under which held-out replies were likeliest), or a plain
+    language model with its tokenizer (a run's prior/ folder), as mu. Raises UserError for neither."""
     place = likeliest(directory)
     policy = load_for_decoding(place).to(device)
     length = min(max_length, policy.longest_row or max_length)

@@ -67,7 +67,7 @@ class DPO(Method):
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
     ) -> tuple[list[Row], list[Row]]:
         """Pairs as neighbours, the better one first. Raises UserError when the training split has none."""
-        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], method="dpo")
+        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], who="dpo")
         pairs = list(self._pairs(train, by))
         if not pairs:
             raise UserError(

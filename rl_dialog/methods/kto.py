@@ -64,7 +64,7 @@ class KTO(Method):
 
         Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
-        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], method="kto")
+        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], who="kto")
         all_rewards = np.concatenate([row.rewards if by == "reply" else row.returns for row in train])
         rewards = all_rewards[~np.isnan(all_rewards)].astype(float)
         if not len(rewards):

@@ -42,7 +42,7 @@ class TFTop(BC):
         """
         if not 0 < self.fraction <= 1:
             raise UserError(f"expected a fraction in (0, 1], got {self.fraction}")
-        by = judged_by(self.by, "dialog", [row.all_rewards for row in train], method="tf_top")
+        by = judged_by(self.by, "dialog", [row.all_rewards for row in train], who="tf_top")
         scores = [row.rewards if by == "reply" else row.returns[:1].repeat(len(row.rewards)) for row in train]
         flat = np.concatenate(scores)
         known_scores = flat[~np.isnan(flat)]

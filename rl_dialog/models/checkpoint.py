@@ -350,12 +350,13 @@ def resolve(directory: str | Path) -> str:
 
 
 def likeliest(directory: str | Path) -> str:
-    """Of a run folder the checkpoint under which held-out replies were likeliest, which need not be the one
-    that acts best; else what `resolve` says."""
+    """Of the run folder of a clone the checkpoint under which held-out replies were likeliest, which need not
+    be the one that acts best; else what `resolve` says. A policy that speaks by values is what its last
+    ones say, however well its language model predicts."""
     losses = {}
     for path in sorted(Path(directory).glob("checkpoint-*/metrics.json")):
         loss = json.loads(path.read_text(encoding="utf-8")).get("eval/nll")
-        if loss is not None:
+        if loss is not None and not speaks_by_values(path.parent):
             losses[str(path.parent)] = loss
     return min(losses, key=losses.__getitem__) if losses else resolve(directory)
 

@@ -41,8 +41,8 @@ def test_replies_are_judged_by_what_follows_unless_few_are_rated(dialogs, by, to
     rewards = [np.array(dialog, np.float32) for dialog in dialogs]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        assert judged_by("auto", "to_go", rewards, method="kto") == by
-        assert judged_by("reply", "to_go", rewards, method="kto") == "reply"
+        assert judged_by("auto", "to_go", rewards, who="kto") == by
+        assert judged_by("reply", "to_go", rewards, who="kto") == "reply"
     assert [f"kto judges by {by}: {told}" in str(warning.message) for warning in warned] == [True] * bool(
         told
     )

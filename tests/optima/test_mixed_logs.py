@@ -10,7 +10,8 @@ import torch
 
 from rl_dialog.methods import BC, CQL, ILQL, SARSA, MCReturns, Method, Psi
 from rl_dialog.models.policy import Policy
-from tests.learning.test_games import Trial, exact_of, return_in_logs
+from tests.learning.exact_answers import exact_of, return_in_logs
+from tests.learning.test_games import Trial
 from tests.worlds.locks import Locks
 
 SMALL = {"max_steps": 400}
@@ -37,7 +38,7 @@ def test_most_of_the_way_to_what_the_method_itself_would_answer(
 ) -> None:
     policy = locks.train(method, 0, clone, **SMALL)
     cloned, learned = locks.returns(clone).mean(), locks.returns(policy).mean()
-    answer = exact_of(policy.method, policy.value_unit, locks.table)
+    answer = exact_of(policy.method, policy.value_unit, locks.table, locks.dialogs)
     exact = return_in_logs(answer, locks.table, locks.starts)
     print(type(method).__name__, "clone", cloned, "learned", learned, "exact", exact)
     assert exact > cloned + 500 and learned - cloned > 0.8 * (exact - cloned)

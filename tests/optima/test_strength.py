@@ -20,7 +20,7 @@ from rl_dialog.models.checkpoint import read_method
 from rl_dialog.models.policy import Policy
 from rl_dialog.training.learned_rows import replies_to_go
 from rl_dialog.training.loop import Trainer, TrainerConfig
-from tests.learning.test_games import expectile_at, mean, soft_at, tilted
+from tests.learning.exact_answers import expectile_at, mean, soft_at, tilted
 from tests.optima.test_trainer import new_lm
 
 EARNED = (1.0, -2.0, 4.0)  # one conversation; another has the last reply alone

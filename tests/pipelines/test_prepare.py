@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -455,6 +456,42 @@ def test_pairs_are_written_for_every_split(running, tmp_path):
         )
     )
     assert sum(len(d.replies) for d in read_dialogs(tmp_path / "again", "train")) == 6
+
+
+@pytest.mark.slow
+def test_what_costs_first_and_pays_later_is_the_better_reply_of_a_pair(running, tmp_path):
+    """Asking costs 1 and leads to 5. By default that counts, as it does for dpo."""
+    talks = {
+        "ask": [("hello", "what may it cost?", -1), ("100", "sold", 5)],
+        "offer": [("hello", "take this one", 0), ("no", "as you like", 0)],
+    }
+    dialogs = [
+        Dialog(
+            id=name,
+            messages=[
+                message
+                for asked, answered, reward in turns
+                for message in (
+                    {"role": "user", "content": asked},
+                    {"role": "assistant", "content": answered, "reward": reward},
+                )
+            ],
+        )
+        for name, turns in talks.items()
+    ]
+    write_jsonl(dialogs, tmp_path / "a.jsonl")
+    flags = ["--pairs", "--vocab_size", "300", "--quiet", "--validation", "0", "--test", "0"]
+    better = {}
+    for by, more in (("to_go", []), ("reply", ["--pairs_by", "reply"])):
+        out = ["--logs", str(tmp_path / "a.jsonl"), "--output_dir", str(tmp_path / by)]
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            main(load_config(PrepareConfig, [*out, *flags, *more]))
+        told = [text for w in warned if "--pairs judges by to_go" in (text := str(w.message))]
+        assert len(told) == (by == "to_go") and all("--pairs_by says otherwise" in text for text in told)
+        pairs = (tmp_path / by / "pairs" / "train.jsonl").read_text().splitlines()
+        better[by] = [json.loads(line)["chosen"][0]["content"] for line in pairs]
+    assert better == {"to_go": ["what may it cost?"], "reply": ["take this one"]}
 
 
 @pytest.mark.slow

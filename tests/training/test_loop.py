@@ -690,6 +690,9 @@ def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(
     assert (tmp_path / "best").read_text().strip() == f"checkpoint-{best}"
     assert likeliest(tmp_path) == str(tmp_path / names[0])
     assert likeliest(tmp_path / names[2]) == str(tmp_path / names[2])
+    for path in tmp_path.glob("checkpoint-*/rl_dialog.yaml"):  # a policy of values is not its language model
+        path.write_text(path.read_text().replace("name: bc", "name: ilql"))
+    assert likeliest(tmp_path) == str(tmp_path / f"checkpoint-{best}")
     assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
     assert [path.parent.name for path in tmp_path.rglob("trainer")] == ["checkpoint-8"]
 
