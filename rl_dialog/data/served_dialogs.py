@@ -87,12 +87,12 @@ def chat_dialogs(
             id=chat.id if leaves[leaf.chat] == 1 else f"{chat.id}#{leaves[leaf.chat]}",
             messages=list(_messages(path, context=trained, repeated=repeated)),
             source=SOURCE,
-            meta=_meta(found[path[0].chat], leaf, chat)
+            meta=_meta(chats[0], found[path[0].chat], leaf, chat)
             | _ratings([found[turn.chat] for turn in path if turn.number in rated]),
         )
         trained.update(turn.number for turn in path)
         rated.difference_update(trained)
-    yield from (_edited(found, turn, known) for turn in turns if turn.edit is not None)
+    yield from (_edited(chats[0], found, turn, known) for turn in turns if turn.edit is not None)
 
 
 def newest_branch(turns: Sequence[Turn]) -> list[Turn]:
@@ -147,7 +147,7 @@ def _by_client(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "weight": 0, "said_by": CLIENT} if message["role"] == "assistant" else message
 
 
-def _edited(found: dict[int, Chat], turn: Turn, known: dict[int, Turn]) -> Dialog:
+def _edited(thread: Chat, found: dict[int, Chat], turn: Turn, known: dict[int, Turn]) -> Dialog:
     path, chat = branch(turn, known), found[turn.chat]
     *before, _ = _messages(path, context=known)
     reply = {"role": "assistant", "content": turn.edit, "feedback": {"vote": 1, "edited": True}}
@@ -155,12 +155,13 @@ def _edited(found: dict[int, Chat], turn: Turn, known: dict[int, Turn]) -> Dialo
         id=f"{chat.id}#edit-{turn.number}",
         messages=[*before, reply],
         source=SOURCE,
-        meta=_meta(found[path[0].chat], turn, chat),
+        meta=_meta(thread, found[path[0].chat], turn, chat),
     )
 
 
-def _meta(first: Chat, leaf: Turn, chat: Chat) -> dict[str, Any]:
+def _meta(thread: Chat, first: Chat, leaf: Turn, chat: Chat) -> dict[str, Any]:
     known = {
+        "thread": thread.id,
         "user": chat.user,
         "key": chat.key,
         "model": leaf.model,

@@ -22,12 +22,15 @@ def split_key(dialog: Dialog, by: SplitBy = "first_turn") -> str:
     splits, whether they come from one conversation stored as many rows (rated replies, preference pairs) or
     from two. System prompts are left out: they often hold per-user details. Case, punctuation and spacing of
     that turn make no difference ("What's up?", "whats up"), except where it has nothing else. By dialog, for
-    logs that all begin alike: all of its messages, so that only equal ones stay together, and of a preference
-    pair's dialog those before the reply, without which there is no pair. Groups, turns and dialogs have keys
-    apart.
+    logs that all begin alike: all of its messages, so that only equal ones stay together; of a preference
+    pair's dialog those before the reply, without which there is no pair; and of a served chat
+    `meta["thread"]`, which its edits and redrawn replies have too. Groups, threads, turns and dialogs have
+    keys apart.
     """
     if dialog.meta.get("group") is not None:
         return f"group\0{dialog.meta['group']}"
+    if by == "dialog" and dialog.meta.get("thread") is not None:
+        return f"thread\0{dialog.meta['thread']}"
     if by == "dialog":
         paired = "pair" in dialog.meta and "preferred" in dialog.meta
         messages = dialog.messages[: dialog.replies[0] if paired and dialog.replies else None]

@@ -47,7 +47,8 @@ class Tally:
         where episodes failed the commonest reasons."""
         n, played = len(self.returns), sum(self.ends.values())
         mean = float(np.mean(self.returns)) if n else None
-        error = float(np.std(self.returns, ddof=1) / np.sqrt(n)) if n > 1 else None
+        above_the_first = np.subtract(self.returns, self.returns[:1])  # equal returns have no error at all
+        error = float(np.std(above_the_first, ddof=1) / np.sqrt(n)) if n > 1 else None
         return {
             "return": rounded(mean),
             "stderr": rounded(error),

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from rl_dialog.data.keys import KEYS
 from rl_dialog.data.schema import Dialog
+from rl_dialog.data.splits import assign_split
 from rl_dialog.data.store import Store, conversation_hash
 from rl_dialog.data.store_tables import CHATS, TURNS
 from rl_dialog.errors import UserError
@@ -282,6 +283,7 @@ def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
     started = dialog.meta.pop("started")
     assert started.endswith("+00:00") and dialog.source == "served"
     about = {
+        "thread": chat,
         "user": "ann",
         "model": "bot",
         "assigned": True,
@@ -318,6 +320,20 @@ def test_votes_edits_and_ratings_come_back_in_dialogs_and_chats(store):
     assert store.counts() == {"chats": 1, "turns": 2, "votes": 2, "ratings": 1}
     store.feedback(last, vote=None, edit=None)
     assert "vote" not in store.chat(chat)["messages"][3] and len(list(store.dialogs())) == 1
+
+
+def test_edits_and_redrawn_replies_stay_in_the_split_of_their_chat(store):
+    """Where all chats begin alike, a pair of replies would else be torn apart."""
+    splits = defaultdict(set)
+    for number in range(30):
+        completion, chat = add(store, talk("begin"), f"move {number}")
+        add(store, talk("begin"), f"another move {number}", chat=chat)
+        store.feedback(completion, edit=f"a better move {number}")
+    dialogs = list(store.dialogs())
+    for dialog in dialogs:
+        splits[dialog.id.partition("#")[0]].add(assign_split(dialog, 0.3, 0.3, by="dialog"))
+    assert len(dialogs) == 90 and {len(found) for found in splits.values()} == {1}
+    assert set.union(*splits.values()) == {"train", "validation", "test"}
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ def test_the_unit_of_rewards_costs_no_digit(unit: float) -> None:
     assert float(error) == pytest.approx(math.sqrt(7 / 3 / 3) * unit, rel=0.01)
 
 
+def test_equal_returns_have_no_error() -> None:
+    assert Tally(returns=[0.1 + 0.2] * 7).figures()["stderr"] == 0
+
+
 def test_nobody_played() -> None:
     assert Tally().figures()["return"] is None
     assert table({}).startswith("player") and "\n" not in table({})
