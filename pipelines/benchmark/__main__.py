@@ -155,7 +155,9 @@ def _check(config: BenchmarkConfig) -> None:
         numbers = "runs, games and steps of at least 1, a seed of at least 0 and a tau between 0 and 1"
         raise UserError(f"wordle: expected {numbers}")
     if config.resume and not config.is_resumable:
-        raise UserError(f"--resume: expected control, whose runs are written one by one, got {config.what}")
+        raise UserError(
+            f"--resume: expected control or self_play, whose runs are written one by one, got {config.what}"
+        )
     counts = (config.seeds, config.control_steps, config.control_labels, config.seed + 1)
     if config.what == "control" and (min(counts) < 1 or not config.environments):
         numbers = "seeds, control_steps and control_labels of at least 1, a seed of at least 0"

@@ -16,6 +16,7 @@ perplexity to the clone (with latents over all of them, by importance sampling) 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -115,16 +116,26 @@ class Bots:
     out: Path
 
     def talk(self) -> list[Talked]:
-        """The clone, and each learner of each goal."""
-        data, clone = cloned(self.config, self.out, CLONES[self.config.family])
-        self._own_talks(data, clone)
-        talked = [self.judge(clone, data, clone, CLONE, "")]
-        by_talking = BY_TALKING | (BY_LATENTS if load_for_decoding(clone).has_latents else {})
-        for goal in GOALS:
-            for learner, method in by_talking.items():
-                run = self._online(data, clone, goal, learner, method)
-                talked.append(self.judge(run, data, clone, learner, goal))
-            talked.append(self.judge(self._psi(data, clone, goal), data, clone, PSI, goal))
+        """The clone, and each learner of each goal. What is judged is written, and not made again."""
+        data, clone, judged = self.out / "data", self.out / CLONE, self.out / "talked.jsonl"
+        lines = judged.read_text(encoding="utf-8").splitlines() if judged.exists() else []
+        talked = [Talked(**json.loads(line)) for line in lines]
+        if not talked:
+            shutil.rmtree(self.out, ignore_errors=True)
+            cloned(self.config, self.out, CLONES[self.config.family])
+            self._own_talks(data, clone)
+        learners: dict[str, Method | None] = {**BY_TALKING, PSI: None}
+        if load_for_decoding(clone).has_latents:
+            learners = {**BY_TALKING, **BY_LATENTS, PSI: None}
+        todo = [(CLONE, ""), *((learner, goal) for goal in GOALS for learner in learners)]
+        for learner, goal in todo[len(talked) :]:
+            run = clone if learner == CLONE else self.out / f"{learner.replace(' ', '-')}-{goal}"
+            if learner == PSI:
+                self._psi(run, clone, goal)
+            elif learner != CLONE:
+                self._online(run, data, clone, goal, learners[learner])
+            talked.append(self.judge(run, data, clone, learner, goal))
+            write_text_atomically(judged, "".join(json.dumps(asdict(each)) + "\n" for each in talked))
         return talked
 
     def _own_talks(self, data: Path, clone: Path) -> None:
@@ -137,8 +148,8 @@ class Bots:
         (self.out / "talks").mkdir()
         write_text_atomically(self.out / "talks" / "talks.jsonl", "".join(lines))
 
-    def _online(self, data: Path, clone: Path, goal: str, learner: str, method: Method) -> Path:
-        run = self.out / f"{learner.replace(' ', '-')}-{goal}"
+    def _online(self, run: Path, data: Path, clone: Path, goal: str, method: Method) -> None:
+        shutil.rmtree(run, ignore_errors=True)
         settings = online.OnlineConfig(
             model_name_or_path=str(clone),
             contexts=str(data),
@@ -158,20 +169,19 @@ class Bots:
             quiet=True,
         )
         online.main(settings)
-        return run
 
-    def _psi(self, data: Path, clone: Path, goal: str) -> Path:
-        run, seed = self.out / f"psi-{goal}", self.config.seed
+    def _psi(self, run: Path, clone: Path, goal: str) -> None:
+        place, seed = self.out / f"data-{goal}", self.config.seed
+        for begun in (run, place):
+            shutil.rmtree(begun, ignore_errors=True)
         flags = [word for name, weight in GOALS[goal].items() for word in (f"--rewards.{name}", str(weight))]
         with connect("local", num_cpus=max(2, self.config.threads)):
             sizes = ("--tokenizer", str(resolve(clone)), "--max_length", "512", "--seed", str(seed))
-            place = self.out / f"data-{goal}"
             stages.prepare_logs(str(self.out / "talks"), place, *flags, *sizes)
         how = {"start": clone, "steps": STEPS}
         file = stages.CONFIGS / "quickstart_psi.yaml"
         settings = stages.train_config_of_file(file, place, run, seed, **how)
         stages.train_run(replace(settings, method=replace(settings.method, c=C)))
-        return run
 
     def judge(self, run: Path, data: Path, clone: Path, learner: str, goal: str) -> Talked:
         """What a policy says to the clone from openings of the validation split."""

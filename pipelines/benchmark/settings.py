@@ -124,8 +124,8 @@ class BenchmarkConfig(ResumableOutput):
     clones, with all that starts from each; reward_model: random weights to start from; control: runs of each
     learner"""
     environments: tuple[str, ...] = ("Pendulum-v1", "Acrobot-v1 --ends absorb", "Reacher-v5")
-    """control: environments of `prefer`, each with its flags of that verb; only `control` can be gone on with
-    by --resume, then also with more of these and of `seeds`"""
+    """control: environments of `prefer`, each with its flags of that verb; by --resume it is gone on with,
+    also with more of these and of `seeds`, as `self_play` is"""
     control_steps: int = 250_000
     """control: steps to learn from in each run"""
     control_labels: int = 1400
@@ -171,4 +171,4 @@ class BenchmarkConfig(ResumableOutput):
 
     @property
     def is_resumable(self) -> bool:
-        return self.what == "control"
+        return self.what in ("control", "self_play")

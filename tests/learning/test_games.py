@@ -158,11 +158,12 @@ def main() -> None:
     parser.add_argument(
         "--strength", type=float, help="how far to lean on values, per spread of returns; in those tables 8"
     )
+    parser.add_argument("--dialogs", type=int, default=2500, help="how many are logged")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = replace(MODEL, attention_heads=options.attention_heads)
-        trial = Trial(games[options.game], Path(folder), model=model)
+        trial = Trial(games[options.game], Path(folder), episodes=options.dialogs, model=model)
         logs = exact_policy(trial.table, 1.0, mean, lambda p, q: p)
         print(f"logs {return_in_logs(logs, trial.table, trial.starts):.3f}", flush=True)
         for seed in options.seeds:

@@ -70,3 +70,9 @@ def test_the_command(tmp_path, monkeypatch, capsys, family: str) -> None:
     assert len(talks) == 128 == sum(json.loads(line)["meta"]["role"] == "assistant" for line in rollouts)
     assert np.isfinite([each.distinct for each in talked]).all()
     assert "<svg" in (out / "self_play.svg").read_text() and "| `psi` | mix |" in capsys.readouterr().out
+    if family == "llama":  # as if it had been killed while psi learned from the mix
+        judged, learned = out / "seed0" / "talked.jsonl", out / "seed0" / "reinforce-mix" / "latest"
+        before = judged.read_text(), learned.stat().st_mtime_ns
+        judged.write_text("".join(before[0].splitlines(keepends=True)[:-1]))
+        main(BenchmarkConfig(what="self_play", family=family, **size, resume=True))
+        assert (judged.read_text(), learned.stat().st_mtime_ns) == before
