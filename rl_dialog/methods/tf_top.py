@@ -34,8 +34,9 @@ class TFTop(BC):
 
     def prepare(
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
-    ) -> tuple[list[Row], Sequence[Row]]:
-        """The training rows with only the kept replies to learn from; validation stays whole.
+    ) -> tuple[list[Row], list[Row]]:
+        """The rows with only the kept replies to learn from; of validation those that are as good as the
+        worst one kept, so that its loss is of what is to be said.
 
         What has no reward (a reply; by dialog, a row without a rated reply) is never kept: nothing says that
         it went well. Raises UserError when the filter cannot tell replies apart, or none passes.
@@ -43,7 +44,7 @@ class TFTop(BC):
         if not 0 < self.fraction <= 1:
             raise UserError(f"expected a fraction in (0, 1], got {self.fraction}")
         by = judged_by(self.by, "dialog", [row.all_rewards for row in train], who="tf_top")
-        scores = [row.rewards if by == "reply" else row.returns[:1].repeat(len(row.rewards)) for row in train]
+        scores = _scores(train, by)
         flat = np.concatenate(scores)
         known_scores = flat[~np.isnan(flat)]
         if len(np.unique(known_scores)) < 2:
@@ -66,9 +67,17 @@ class TFTop(BC):
             best_first = np.lexsort((drawn, -flat))  # NaN comes last
             keeps[best_first[: max(1, int(self.fraction * len(known_scores)))]] = True
         row_keeps = np.split(keeps, np.cumsum([len(s) for s in scores])[:-1])
-        return [
-            _only(row, keep) for row, keep in zip(train, row_keeps, strict=True) if keep.any()
-        ], validation
+        as_good = [score >= flat[keeps].min() for score in _scores(validation, by)]
+        return _kept(train, row_keeps), _kept(validation, as_good)
+
+
+def _scores(rows: Sequence[Row], by: str) -> list[np.ndarray]:
+    """Of each row (R,) what its replies are judged by."""
+    return [row.rewards if by == "reply" else row.returns[:1].repeat(len(row.rewards)) for row in rows]
+
+
+def _kept(rows: Sequence[Row], keeps: Sequence[np.ndarray]) -> list[Row]:
+    return [_only(row, keep) for row, keep in zip(rows, keeps, strict=True) if keep.any()]
 
 
 def _only(row: Row, keep: np.ndarray) -> Row:

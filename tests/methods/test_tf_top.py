@@ -22,8 +22,7 @@ def rows(make_row):
 
 
 def prepare(method, rows):
-    train, validation = method.prepare(rows, rows, None)
-    assert validation is rows  # judged on all of it
+    train, _ = method.prepare(rows, rows, None)
     return train
 
 
@@ -46,6 +45,29 @@ def kept(rows):
 )
 def test_which_replies_are_kept(rows, method, expected):
     assert kept(prepare(method, rows)) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (TFTop(by="reply", threshold=1.0), [[3.5], [2.0], [1.0]]),
+        (TFTop(by="reply", fraction=0.5), [[3.5]]),  # as good as the 3 that was kept
+        (TFTop(by="dialog", fraction=0.5), [[0.5, 3.5]]),
+        (TFTop(by="dialog", fraction=1.0), [[0.5, 3.5], [2.0, -1.0], [1.0]]),  # from the -1 of the first on
+        (TFTop(by="dialog", threshold=9.0), []),
+    ],
+)
+def test_held_out_replies_are_judged_by_the_training_split_s_filter(rows, make_row, method, expected):
+    """What is not to be said is no measure of how well it is said."""
+    held_out = [
+        make_row([9, 1, 9, 2], [(1, 1, 0.5), (3, 3, 3.5)]),
+        make_row([9, 1, 9, 2], [(1, 1, 2.0), (3, 3, -1.0)]),
+        make_row([9, 1, 9, 2], [(1, 1, -2.0), (3, 3, -2.0)]),
+        make_row([9, 1], [(1, 1, 1.0)]),
+        make_row([9, 1], [(1, 1, NAN)]),
+    ]
+    best = [make_row([9, 1], [(1, 1, 9.0)])] if method.threshold == 9 else []
+    assert kept(method.prepare([*rows, *best], held_out, None)[1]) == expected
 
 
 def test_the_others_are_context_and_no_target(rows):
