@@ -251,12 +251,10 @@ class View:
 
 
 def said(message: Mapping[str, Any]) -> str:
-    """What a message says: its text, or where it only calls tools the JSON of the calls."""
-    return (
-        message["content"]
-        if message.get("content") or not message.get("tool_calls")
-        else json.dumps(message["tool_calls"], ensure_ascii=False)
-    )
+    """What a message says: its text, and behind it the JSON of the tools that it calls, as our chat template
+    writes them."""
+    calls = message.get("tool_calls")
+    return (message.get("content") or "") + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
 def is_number(value: Any) -> bool:

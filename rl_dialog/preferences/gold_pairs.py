@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_dialog.data.schema import said
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.labels import Answer, NewQuery, pair_id
 from rl_dialog.preferences.segments import Reply, Segments
@@ -92,14 +93,22 @@ def _reply(context: list[dict[str, str]], told: Any, name: str, place: str) -> R
 def _messages(told: Any, name: str, place: str, role: str) -> Iterator[dict[str, str]]:
     """A text is one message of `role`."""
     for message in [{"role": role, "content": told}] if isinstance(told, str) else _list(told, name, place):
-        if not isinstance(message, dict) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
-        ):
+        if not _is_message(message):
             raise UserError(f"{place}: {name}: expected messages with role and content, got {message!r}")
-        if HALF.search(message["role"] + message["content"]):
+        text = said(message)
+        if HALF.search(message["role"] + text):
             expected = "expected text without halves of characters (lone surrogates)"
-            raise UserError(f"{place}: {name}: {expected}, got {message['content']!r}")
-        yield {"role": message["role"], "content": message["content"]}
+            raise UserError(f"{place}: {name}: {expected}, got {text!r}")
+        yield {"role": message["role"], "content": text}
+
+
+def _is_message(told: Any) -> bool:
+    """With a text, or with calls of tools and maybe none."""
+    if not isinstance(told, dict) or not isinstance(told.get("role"), str):
+        return False
+    return isinstance(told.get("content"), str) or (
+        told.get("content") is None and bool(told.get("tool_calls"))
+    )
 
 
 def _list(told: Any, name: str, place: str) -> list[Any]:

@@ -113,8 +113,8 @@ class Preferences:
 def replies_of(dialog: Dialog, *, openings: bool = False) -> Iterator[tuple[int, Reply]]:
     """(message, reply) of all replies that have something before them; with `openings` also one that has not.
 
-    A message without text is the JSON of its tool calls. What the dialog says of a reply (reward, feedback)
-    stays in `source`, beside where it is from."""
+    The JSON of its tool calls stands behind a message's text. What the dialog says of a reply (reward,
+    feedback) stays in `source`, beside where it is from."""
     plain = [{"role": message["role"], "content": said(message)} for message in dialog.messages]
     for i in dialog.replies:
         if i or openings:

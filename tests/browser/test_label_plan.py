@@ -39,6 +39,11 @@ BLOCKS = """async (texts) => {
   return texts.map((text) => markdown(text).map((made) => `${made.tagName} ${made.textContent}`).join());
 }"""
 
+BLOCKS_OF_A_MESSAGE = """async (texts) => {
+  const { messageOf } = await import("./page/markdown.js");
+  return texts.map((text) => messageOf(text).map((made) => `${made.tagName} ${made.textContent}`));
+}"""
+
 
 def ask_about(labels, left, right, context="Hello?", **given):  # noqa: F811
     talk = [{"role": "user", "content": context}] if isinstance(context, str) else context
@@ -130,6 +135,10 @@ def test_calls_of_tools_are_readable(labels, sit_down):  # noqa: F811
     assert card.locator("dt, dd").all_inner_texts() == ["to", "LIS", "n", "2"]
     assert ann.page.locator("#context .tool td").all_inner_texts() == ["TP 1", "90"]
     assert ann.page.locator("mark").count() == 0, "they have nothing in common"
+    both = "See [1] and [{}]:\n\n- **TP**" + json.dumps([call])
+    made = ann.page.evaluate(BLOCKS_OF_A_MESSAGE, [both, "[1] " + json.dumps([{"name": "TP"}]), "a [{ b"])
+    assert made[0] == ["P See [1] and [{}]:", "UL TP", "DIV calls search" + "toLISn2"]
+    assert made[1:] == [['P [1] [{"name": "TP"}]'], ["P a [{ b"]]
 
 
 @pytest.mark.slow

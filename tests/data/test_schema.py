@@ -309,7 +309,8 @@ def _says(error, parts):
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
-def test_a_message_that_only_calls_tools_says_its_calls(nothing):
+def test_a_message_that_calls_tools_says_its_calls(nothing):
     """Half of the clients write "" where the others write null."""
-    assert said(reply(nothing, tool_calls=CALL)) == json.dumps(CALL, ensure_ascii=False)
-    assert said(reply("wait", tool_calls=CALL)) == "wait" and said(reply("")) == ""
+    calls = json.dumps(CALL, ensure_ascii=False)
+    assert said(reply(nothing, tool_calls=CALL)) == calls
+    assert said(reply("wait", tool_calls=CALL)) == f"wait{calls}" and said(reply("")) == ""

@@ -249,6 +249,18 @@ def test_gold_pairs_of_a_file(tmp_path, segments):
     assert segments[rows[0].first].text == "Gladly." and segments[rows[0].second].text == "No."
 
 
+def test_gold_pairs_that_call_tools(tmp_path, segments):
+    """The same as the pairs of `prefer_replies`, or they would be known by it."""
+    calls = [[{"function": {"name": name, "arguments": "{}"}}] for name in ("search", "delete")]
+    chosen, rejected = (
+        [{"role": "assistant", "content": text, "tool_calls": call}]
+        for text, call in zip(("Wait.", None), calls, strict=True)
+    )
+    [row] = read_gold(write(tmp_path, {"prompt": "?", "chosen": chosen, "rejected": rejected}), segments)
+    assert segments[row.first].text == "Wait." + json.dumps(calls[0])
+    assert segments[row.second].text == json.dumps(calls[1])
+
+
 PAIR = '{"prompt": "a", "chosen": "b", "rejected": "c"}'
 
 

@@ -25,6 +25,7 @@ from rl_dialog.preferences.replies import (
     replies_of,
     split_of,
 )
+from rl_dialog.preferences.reply_queries import several
 from rl_dialog.preferences.reply_reward import ReplyRewardSettings, read_labels
 from rl_dialog.preferences.segments import Clip, Reply, Segments
 from rl_dialog.rewards.human import logged, vote
@@ -57,6 +58,19 @@ def test_replies_of_a_dialog_keep_what_was_said_of_them():
     }
     again = as_dialog(reply)
     assert logged(again) == [0.5] and vote(again) == [-1.0] and again.replies == [3]
+
+
+def test_replies_that_differ_in_what_they_call_are_a_pair():
+    """Their texts are the same, and nobody was asked about them."""
+    calls = [[{"function": {"name": name, "arguments": "{}"}}] for name in ("search", "delete")]
+    replies = [
+        {"role": "assistant", "content": "Hemen bakıyorum.", "tool_calls": call, "reward": reward}
+        for call, reward in zip(calls, (1.0, 0.0), strict=True)
+    ]
+    dialogs = [Dialog(f"d{n}", [*context(1), reply]) for n, reply in enumerate(replies)]
+    [pair] = several(reply for dialog in dialogs for _, reply in replies_of(dialog))
+    assert [reply.text[:16] for reply in pair] == ["Hemen bakıyorum."] * 2
+    assert [json.loads(reply.text[16:]) for reply in pair] == calls
 
 
 def test_a_missing_reward_says_nothing_of_a_reply():

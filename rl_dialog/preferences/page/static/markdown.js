@@ -35,15 +35,24 @@ function link(address, ...children) {
   return Object.assign(element("a", ...children), { href: address, target: "_blank", rel: "noopener noreferrer" });
 }
 
-/** The elements of a message: calls of tools where it is nothing else, what a tool gave, or Markdown. */
+/** The elements of a message: Markdown, with the tools that it calls behind it; or what a tool gave. */
 export function messageOf(text, role = "assistant") {
-  const told = /^\s*[[{]/.test(text) ? parsed(text) : undefined;
   try {
+    const told = /^\s*[[{]/.test(text) ? parsed(text) : undefined;
     const calls = callsOf(told);
     if (calls) return calls.map(callCard);
     if (told !== undefined && typeof told === "object" && role === "tool") return [valueOf(told)];
+    const { before, called } = callsBehind(text);
+    return [...markdown(before), ...called.map(callCard)];
   } catch {} // values within values so deep that there is no room to follow them
   return markdown(text);
+}
+
+/** A text and the calls that stand behind it, as a list. */
+function callsBehind(text) {
+  const at = text.search(/\[\s*\{\s*"/);
+  const called = at > 0 && text.trimEnd().endsWith("]") ? callsOf(parsed(text.slice(at))) : null;
+  return called ? { before: text.slice(0, at), called } : { before: text, called: [] };
 }
 
 /** Markdown as elements. `example`: how a block ```example is shown; without it, as code. */
