@@ -349,26 +349,35 @@ class LabelLog:
             }
         return [labels[query] for query, _ in choices]
 
-    def undo(self, labeller: str, seconds: float = LEASE) -> Query | None:
-        """Revokes the labeller's last answer that stands (its record stays) and leases the query to them
-        again, shown as before. None: no answer."""
-        last_answer = (
-            select(ANSWERS.c.number, ANSWERS.c.query)
-            .where(ANSWERS.c.labeller == labeller, STANDS)
-            .order_by(ANSWERS.c.number.desc())
-            .limit(1)
-        )
+    def undo(
+        self, labeller: str, seconds: float = LEASE, *, query_id: str | None = None, request: str = ""
+    ) -> Query | None:
+        """Revokes the labeller's last answer that stands, or the one to this query (its record stays), and
+        leases the query to them again, shown as before. None: no answer.
+
+        `request`: what took an answer back under this id takes back no other one when it is sent again.
+        """
+        mine = select(ANSWERS.c.number, ANSWERS.c.query).where(ANSWERS.c.labeller == labeller)
         with self._writing() as (connection, now):
             sql.check_labeller(connection, labeller)
-            answer = connection.execute(last_answer).first()
+            again = mine.where(~STANDS, ANSWERS.c.undone_by == request)
+            answer = connection.execute(again).first() if request else None
             if answer is None:
-                return None
-            connection.execute(
-                update(ANSWERS).where(ANSWERS.c.number == answer.number).values(revoked=now, reason="undo")
-            )
-            sql.count_missing(connection, QUERIES.c.number == answer.query)
+                this = mine.where(STANDS, *([] if query_id is None else [sql.is_about(query_id)]))
+                answer = connection.execute(this.order_by(ANSWERS.c.number.desc()).limit(1)).first()
+                if answer is None:
+                    return None
+                undone = {"revoked": now, "reason": "undo", "undone_by": request or None}
+                connection.execute(update(ANSWERS).where(ANSWERS.c.number == answer.number).values(undone))
+                sql.count_missing(connection, QUERIES.c.number == answer.query)
             query = connection.execute(select(QUERIES).where(QUERIES.c.number == answer.query)).one()
             return sql.hold(connection, [query], labeller, now, now + seconds)[0]
+
+    def answer_of(self, query_id: str, labeller: str) -> Answer | None:
+        """What stands of the labeller's about this query."""
+        mine = (ANSWERS.c.labeller == labeller, STANDS, sql.is_about(query_id))
+        with self._engine.begin() as connection:
+            return next(iter(sql.find_answers(connection, *mine)), None)
 
     def labels(self) -> list[Label]:
         """The labels, one per query, in the order of the answers: standing answers that prefer something, the
@@ -379,11 +388,8 @@ class LabelLog:
     def answers(self) -> list[Answer]:
         """Every answer ever given, in order: also those that are incomparable, late or revoked, or about a
         gold pair."""
-        record = ("choice", "swapped", "late", "revoked", "reason", "strength", "reasons", "flag")
         with self._engine.begin() as connection:
-            columns = (*sql.LABEL, *(ANSWERS.c[name] for name in record), QUERIES.c.gold)
-            statement = select(*columns).select_from(sql.ANSWERED)
-            return [Answer(*row) for row in connection.execute(statement.order_by(ANSWERS.c.number))]
+            return sql.find_answers(connection)
 
     def add_labels(self, labels: Iterable[Label]) -> int:
         """Labels from elsewhere, in one transaction: their queries where those are new, and the answers as

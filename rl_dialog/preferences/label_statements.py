@@ -16,6 +16,7 @@ from sqlalchemy import (
     case,
     delete,
     exists,
+    false,
     func,
     insert,
     or_,
@@ -26,7 +27,7 @@ from sqlalchemy import (
 from rl_dialog.data.storable import is_storable, name_of
 from rl_dialog.errors import UserError
 from rl_dialog.preferences.label_tables import ANSWERS, GOLD, LABELLERS, LEASES, OPEN, PLAN, QUERIES, STANDS
-from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Choice, Label, Query, Remarks
+from rl_dialog.preferences.labels import CHOICES, PREFERENCES, Answer, Choice, Label, Query, Remarks
 from rl_dialog.preferences.plan import Plan
 
 PRIME = 2**31 - 1  # times a query's number it is no larger than what a database counts with
@@ -45,6 +46,7 @@ LABEL = (
     ),
     *(ANSWERS.c.answered, QUERIES.c.reward_version, QUERIES.c.validation),
 )
+RECORD = ("choice", "swapped", "late", "revoked", "reason", "strength", "reasons", "flag")  # of an Answer
 ANSWERED = ANSWERS.join(QUERIES)
 
 
@@ -358,6 +360,19 @@ def find_labels(connection: Connection, condition: Any, queries: Sequence[str] |
         for part in parts(queries)
         for row in connection.execute(statement.where(QUERIES.c.id.in_(part)))
     ]
+
+
+def find_answers(connection: Connection, *conditions: Any) -> list[Answer]:
+    """The records of all answers, or of those, in their order."""
+    columns = (*LABEL, *(ANSWERS.c[name] for name in RECORD), QUERIES.c.gold)
+    statement = select(*columns).select_from(ANSWERED).where(*conditions).order_by(ANSWERS.c.number)
+    return [Answer(*row) for row in connection.execute(statement)]
+
+
+def is_about(query: str) -> Any:
+    """The answer is to the query with this id."""
+    known = QUERIES.c.id == query if is_storable(query) else false()
+    return ANSWERS.c.query.in_(select(QUERIES.c.number).where(known))
 
 
 def parts(values: Iterable[Any], size: int = 1000) -> Iterator[list[Any]]:

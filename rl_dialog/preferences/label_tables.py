@@ -78,6 +78,7 @@ ANSWERS = Table(
     Column("strength", Integer),  # 1 slightly better, 2 much better; null: it was not asked
     Column("reasons", JSON(none_as_null=True)),  # tags
     Column("flag", Text),  # what is wrong with the pair
+    Column("undone_by", Text),  # id of the request that took it back, which may be sent again
 )
 # A query and a labeller have one standing answer at most, whatever happens.
 STANDS = ANSWERS.c.revoked.is_(None)

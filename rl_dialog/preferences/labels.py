@@ -129,6 +129,11 @@ class Answer(Label):
     gold: float | None = None  # P(first preferred) as it is known; None: nobody knows
 
     @property
+    def remarks(self) -> Remarks:
+        """What was said beside the choice."""
+        return Remarks(self.strength, tuple(self.reasons or ()), self.flag)
+
+    @property
     def counts(self) -> bool:
         """Does it stand, and prefer something?"""
         return self.revoked is None and self.preference is not None

@@ -327,6 +327,55 @@ def test_a_page_that_is_loaded_again_goes_on_where_it_was(labels, sit_down):
 
 
 @pytest.mark.slow
+def test_who_answers_a_pair_in_two_windows_is_told_which_answer_stands(labels, sit_down):
+    """A window that was duplicated has the pairs of the first one."""
+    labels.log.set_plan(strength=True, reasons=("correct",))
+    labels.ask(2)
+    ann = sit_down("ann", labels.url(lease=6000.0))
+    seen = ann.ready()
+    with ann.page.expect_popup() as popup:  # with a copy of what the first window keeps
+        ann.page.evaluate("() => { open(location.href); }")
+    again = Person(popup.value, labels)
+    assert again.ready() == seen
+    ann.answer("ArrowLeft")
+    ann.saved(1)
+    again.button("correct").click()
+    again.press("f")
+    again.page.get_by_label("Note").fill("too dark")
+    again.page.locator("#flag-set").click()
+    again.press("Shift+ArrowRight")
+    again.says("You had answered that pair in another window: “left is slightly better” stands, and ")
+    again.says("“right is much better, correct, flag: too dark” was not kept.")
+    assert again.page.locator("#saved").inner_text() == ""
+    assert [one.choice for one in labels.log.answers()] == ["left"]
+    other = ann.answer("e")[0]
+    ann.saved(2)
+    again.button("Take it back and answer anew").click()
+    eventually(lambda: again.ready() == seen)
+    again.answer("ArrowRight")
+    again.saved(1)
+    standing = [one for one in labels.log.answers() if one.revoked is None]
+    assert [(one.choice, {one.first, one.second}) for one in standing] == [
+        ("tie", set(other)),
+        ("right", set(seen)),
+    ]
+
+
+def test_a_window_is_told_of_a_pair_that_was_answered_in_another_one(labels, sit_down):
+    labels.ask(2)
+    ann = sit_down("ann", labels.url(lease=6000.0))
+    seen = ann.ready()
+    with ann.page.expect_popup() as popup:
+        ann.page.evaluate("() => { open(location.href); }")
+    again = Person(popup.value, labels)
+    assert again.ready() == seen
+    ann.answer("ArrowLeft")
+    ann.saved(1)
+    again.page.evaluate("() => dispatchEvent(new Event('online'))")  # as when it is looked at again
+    again.says("You have answered this pair in another window.")
+    eventually(lambda: again.ready() == ann.ready() != seen)
+
+
 def test_undo_in_a_hurry(labels, sit_down):
     """Whatever is pressed before the pair is back is not taken for an answer to another one."""
     labels.ask(4)

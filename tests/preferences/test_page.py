@@ -253,6 +253,43 @@ def test_a_request_that_is_sent_again_counts_once(page, labelled_run):
     )
 
 
+def test_an_undo_that_is_sent_again_to_a_new_server_takes_back_one_answer(page, labelled_run):
+    """The first server was killed after the log had committed, and before it answered: the page sends the
+    same request to the next one, which took back the answer before as well."""
+    labelled_run.ask(2)
+    ann = page("ann")
+    queries = [lease(ann), lease(ann)]
+    for query in queries:
+        answer(ann, query, "left")
+    undo = {"json": {}, "headers": {"Idempotency-Key": "k1"}}
+    assert ann.post("/v1/undo", **undo).json()["query"]["id"] == queries[1]["id"]
+    new_server = page("ann", lease=59.0)
+    assert new_server.post("/v1/undo", **undo).json()["query"] == queries[1]
+    assert [one.revoked is None for one in labelled_run.log.answers()] == [True, False]
+    answer(new_server, queries[1], "right")
+    undo["headers"] = {"Idempotency-Key": "k2"}
+    assert new_server.post("/v1/undo", **undo).json()["query"] == queries[1]
+
+
+def test_the_first_of_two_answers_stands_and_the_second_is_told_so(page, labelled_run):
+    """Of one person with two windows. What they say where they learn of it can be taken back."""
+    labelled_run.ask(2)
+    ann = page("ann")
+    query, other = lease(ann), lease(ann)
+    assert answer(ann, query, "left").json()["earlier"] is None
+    assert answer(ann, query, "left").json()["earlier"] is None  # the same again: nothing is lost
+    ann.post("/v1/answers", json={"query": other["id"], "choice": "tie", "flag": "cut off"})
+    second = ann.post("/v1/answers", json={"query": query["id"], "choice": "left", "strength": 2})
+    stands = {"choice": "left", "strength": None, "reasons": [], "flag": None}
+    assert second.json() == {"label": 1, "query": query["id"], "earlier": stands}
+    assert answer(ann, other, "tie").json()["earlier"] == stands | {"choice": "tie", "flag": "cut off"}
+    renewed = ann.post("/v1/renew", json={"queries": [query["id"], other["id"]]}).json()
+    assert renewed == {"held": [], "answered": [query["id"], other["id"]]}
+    assert ann.post("/v1/undo", json={"query": query["id"]}).json()["query"] == query
+    assert ann.post("/v1/undo", json={"query": query["id"]}).json()["query"] is None
+    assert answer(ann, query, "right").json() == {"label": 3, "query": query["id"], "earlier": None}
+
+
 def test_undo_goes_back_answer_by_answer(page, labelled_run):
     labelled_run.ask(3)
     ann = page("ann")
@@ -422,7 +459,7 @@ def test_requests_that_are_none(page, labelled_run):
     assert send(b" " * 70_000, **{"Content-Type": "application/json"}).status_code == 413
     assert send((b" " * 1000 for _ in range(70)), **{"Content-Type": "application/json"}).status_code == 413
     assert ann.post("/v1/renew", json={"queries": ["x"] * 9}).status_code == 400
-    assert ann.post("/v1/renew", json={"queries": ["unknown"]}).json() == {"held": []}
+    assert ann.post("/v1/renew", json={"queries": ["unknown"]}).json() == {"held": [], "answered": []}
     assert ann.get("/v1/lease").status_code == 405 and ann.get("/nothing").status_code == 404
     watcher = page(token=labelled_run.log.keys.add("kim", scopes=["operator"]))
     assert watcher.get("/v1/metrics", params={"cursor": "x" * 50}).status_code == 400

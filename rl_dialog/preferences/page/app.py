@@ -82,6 +82,13 @@ class Answer(_Asked):
             raise HTTPException(400, str(error)) from None
 
 
+class Undo(_Asked):
+    query: QueryId | None = None  # whose answer is taken back
+
+
+LAST = Undo()
+
+
 class Held(_Asked):
     queries: Annotated[list[QueryId], Field(max_length=MOST_LEASES)]
 
@@ -237,8 +244,8 @@ def lease_next(page: Here, who: Labeller) -> dict[str, Any]:
 
 
 @routes.post("/v1/renew")
-def renew(body: Annotated[Held, Body()], page: Here, who: Labeller) -> dict[str, Any]:
-    return {"held": page.desk.renew(who, body.queries)}
+def renew(body: Annotated[Held, Body()], page: Here, who: Labeller) -> dict[str, list[str]]:
+    return page.desk.renew(who, body.queries)
 
 
 @routes.post("/v1/release")
@@ -257,8 +264,11 @@ def answer(
 
 
 @routes.post("/v1/undo")
-def undo(page: Here, who: Labeller, idempotency_key: Idempotency = "") -> dict[str, Any]:
-    return page.desk.once(who, idempotency_key, "undo", lambda: page.described(page.desk.undo(who)))
+def undo(
+    page: Here, who: Labeller, body: Annotated[Undo, Body()] = LAST, idempotency_key: Idempotency = ""
+) -> dict[str, Any]:
+    act = lambda: page.described(page.desk.undo(who, body.query, idempotency_key))  # noqa: E731
+    return page.desk.once(who, idempotency_key, body.model_dump(), act)
 
 
 @routes.get("/v1/segments/{id}.png", response_class=Response)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -48,13 +49,14 @@ class Desk:
                 held[pair.id] = now + self.seconds
             return pair
 
-    def renew(self, who: str, queries: list[str]) -> list[str]:
-        """Which of them are still the labeller's."""
+    def renew(self, who: str, queries: list[str]) -> dict[str, list[str]]:
+        """Which of them are still the labeller's, and which of the others they have answered themselves."""
         with self.turns[who]:
             kept = [query for query in queries if self.log.renew(query, who, self.seconds)]
             self._drop(who, queries)
             self.leases[who] |= dict.fromkeys(kept, time.monotonic() + self.seconds)
-            return kept
+            others = [query for query in queries if query not in kept]
+            return {"held": kept, "answered": [one for one in others if self.log.answer_of(one, who)]}
 
     def release(self, who: str, queries: list[str]) -> None:
         with self.turns[who]:
@@ -63,6 +65,8 @@ class Desk:
             self._drop(who, queries)
 
     def answer(self, who: str, query: str, choice: str, remarks: Remarks) -> dict[str, Any]:
+        """The label that stands. `earlier`: what the labeller had said of the pair before, in another window,
+        where that is something else: then this answer is not kept."""
         try:
             label = self.log.answer(query, who, choice, remarks)
         except KeyError as error:
@@ -70,10 +74,14 @@ class Desk:
         except ValueError as error:
             raise HTTPException(409, str(error)) from None
         self._drop(who, [query])
-        return {"label": label.number, "query": label.query}
+        stands = self.log.answer_of(query, who)
+        earlier = None
+        if stands is not None and (stands.choice, stands.remarks) != (choice, remarks):
+            earlier = {"choice": stands.choice, **asdict(stands.remarks)}
+        return {"label": label.number, "query": label.query, "earlier": earlier}
 
-    def undo(self, who: str) -> Query | None:
-        pair = self.log.undo(who, self.seconds)
+    def undo(self, who: str, query: str | None, request: str) -> Query | None:
+        pair = self.log.undo(who, self.seconds, query_id=query, request=request)
         if pair is not None:
             self.leases[who][pair.id] = time.monotonic() + self.seconds
         return pair

@@ -14,6 +14,8 @@ const FLASH = 0.12; // seconds that an answer is shown before the next pair
 const SPEEDS = [0.25, 0.5, 1, 2, 4];
 const CHOICES = { left: "left is better", right: "right is better", tie: "equal", skip: "can’t tell" };
 const STRENGTHS = { 1: "slightly", 2: "much" };
+const READING = 8; // seconds that a notice stays
+const DECIDING = 30; // where something can be done about it
 const NO_PLAN = { goal: 0, session: 0, strength: false, reasons: [], guideline: "" };
 const KEYS = {
   ArrowLeft: "left", l: "left", ArrowRight: "right", r: "right", ArrowUp: "tie", e: "tie", ArrowDown: "skip", " ": "skip", Enter: "skip",
@@ -141,10 +143,12 @@ async function renew() {
   const queries = state.queue.map(({ query }) => query.id);
   if (!queries.length) return;
   try {
-    const { held } = await post("v1/renew", { queries });
+    const { held, answered } = await post("v1/renew", { queries });
     state.offline = false;
     const lost = queries.filter((id) => !held.includes(id) && !state.answered.has(id)); // an answer may have overtaken this request
-    if (lost.includes(state.shown?.query.id)) notice("The pair went to somebody else while this page was out of reach. Here is another one.");
+    const gone = state.shown?.query.id;
+    if (answered.includes(gone) && lost.includes(gone)) notice("You have answered this pair in another window. Here is another one.");
+    else if (lost.includes(gone)) notice("The pair went to somebody else while this page was out of reach. Here is another one.");
     state.queue = state.queue.filter(({ query }) => !lost.includes(query.id));
     present();
     fill();
@@ -452,12 +456,14 @@ function showStatus(status) {
 
 let clearing = 0;
 
-function notice(text, kind = "") {
+/** Says something above the pair. "unsent" stays until all is sent; `action`: a button behind the text. */
+function notice(text, kind = "", action = null) {
   clearTimeout(clearing);
-  if ($("notice").textContent !== text) $("notice").textContent = text;
+  if (action) $("notice").replaceChildren(`${text} `, action);
+  else if ($("notice").textContent !== text) $("notice").textContent = text;
   $("notice").dataset.kind = kind;
   $("notice").hidden = !text;
-  if (text && !kind) clearing = setTimeout(() => notice(""), 8000);
+  if (text && kind !== "unsent") clearing = setTimeout(() => notice(""), 1000 * (action ? DECIDING : READING));
 }
 
 function say(text) {
@@ -491,7 +497,7 @@ async function choose(choice, much = false) {
   }
   state.answered.add(query.id);
   outbox.add({ kind: "answer", query: query.id, choice, remarks });
-  say(`Your answer: ${strength ? `${choice} is ${STRENGTHS[strength]} better` : CHOICES[choice]}.`);
+  say(`Your answer: ${inWords({ choice, strength })}.`);
   await pause(FLASH);
   state.busy = false;
   state.queue = state.queue.filter((one) => one.query.id !== query.id);
@@ -505,8 +511,10 @@ async function undo() {
   if (state.settings && !undoing()) outbox.add({ kind: "undo" });
 }
 
-function wasTaken({ kind, choice }, { query }) {
-  if (kind === "answer") {
+function wasTaken({ kind, choice, remarks, query: named }, { query, earlier }) {
+  if (earlier) {
+    tellEarlier(query, earlier, { choice, ...remarks });
+  } else if (kind === "answer") {
     state.saved += 1;
     if (state.status) state.status.own.answers += 1;
     if (state.status?.sees_all && choice !== "skip") state.status.counts.labels += 1;
@@ -514,9 +522,10 @@ function wasTaken({ kind, choice }, { query }) {
   } else if (!query) {
     notice("There is no answer to take back.");
   } else {
-    state.saved = Math.max(0, state.saved - 1);
+    const here = named ? 0 : 1; // one that is named was given in another window
+    state.saved = Math.max(0, state.saved - here);
     if (state.status) state.status.own.answers = Math.max(0, state.status.own.answers - 1);
-    session.answers = Math.max(0, session.answers - 1);
+    session.answers = Math.max(0, session.answers - here);
     const others = state.queue.filter((one) => one.query.id !== query.id);
     release(others.splice(READY - 1).map((one) => one.query.id));
     state.away = false;
@@ -525,6 +534,23 @@ function wasTaken({ kind, choice }, { query }) {
     present("Your last answer is taken back. ");
   }
   tell();
+}
+
+/** This person had answered the pair before, in another window, and said something else. That stands, and can be taken back here. */
+function tellEarlier(query, earlier, now) {
+  const again = Object.assign(document.createElement("button"), { type: "button", textContent: "Take it back and answer anew" });
+  again.addEventListener("click", () => {
+    if (undoing()) return;
+    notice("");
+    outbox.add({ kind: "undo", query });
+  });
+  notice(`You had answered that pair in another window: “${inWords(earlier)}” stands, and “${inWords(now)}” was not kept.`, "", again);
+}
+
+/** An answer with all that was said beside it. */
+function inWords({ choice, strength, reasons, flag }) {
+  const side = strength ? `${choice} is ${STRENGTHS[strength]} better` : CHOICES[choice];
+  return [side, ...(reasons ?? []), ...(flag ? [`flag: ${flag}`] : flag === "" ? ["flag"] : [])].join(", ");
 }
 
 function wasRefused({ kind, query }, error) {

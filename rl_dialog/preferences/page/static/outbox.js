@@ -35,7 +35,7 @@ export class Outbox {
       const operation = this.operations[0];
       try {
         const { key, kind, query, choice, remarks } = operation;
-        const result = kind === "undo" ? await post("v1/undo", {}, { key }) : await post("v1/answers", { query, choice, ...remarks }, { key });
+        const result = kind === "undo" ? await post("v1/undo", query ? { query } : {}, { key }) : await post("v1/answers", { query, choice, ...remarks }, { key });
         this.failures = 0;
         this.problem = "";
         this.next();
