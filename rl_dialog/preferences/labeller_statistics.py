@@ -18,7 +18,8 @@ def labeller_statistics(connection: Connection) -> dict[str, dict[str, Any]]:
     - `labels`: that prefer something, with the `ties` among them; `skips`: "incomparable"; `late`: after
       others had said all that was wanted
     - `revoked`: answers that do not stand; `active`: may answer
-    - `seconds`: from showing to answer, the median; None without an answer
+    - `seconds`: from showing to answer, the median; None without an answer. What was ready while another pair
+      was looked at was shown when that one was answered
     - `left_share`: of the `sides` answers "left" or "right", as shown; 1/2 is expected, as sides are drawn;
       None without any
     - `gold`: answers that prefer something of a pair whose answer is known; `gold_right`: the right ones
@@ -58,11 +59,19 @@ def own_counts(connection: Connection, labeller: str) -> dict[str, int]:
 
 
 def _seconds(connection: Connection) -> dict[str, list[float]]:
-    """Of each labeller, from showing to answer."""
-    seconds = defaultdict(list)
-    times = select(ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered).where(STANDS)
-    for labeller, shown, answered in connection.execute(times):
-        seconds[labeller].append(answered - shown)
+    """Of each labeller, from showing to answer. A page has the next pair ready before the one on its screen
+    is answered: so long nobody looks at it."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    latest: dict[str, tuple[float, float]] = {}  # when each labeller answered last, and before that
+    columns = (ANSWERS.c.labeller, ANSWERS.c.shown, ANSWERS.c.answered, ANSWERS.c.revoked)
+    for labeller, shown, answered, revoked in connection.execute(
+        select(*columns).order_by(ANSWERS.c.answered)
+    ):
+        last, before = latest.get(labeller, (shown, shown))
+        if answered > last:  # several at once took as long as they took together
+            last, before = latest[labeller] = answered, last
+        if revoked is None:
+            seconds[labeller].append(answered - max(shown, before))
     return seconds
 
 

@@ -326,7 +326,6 @@ def test_a_page_that_is_loaded_again_goes_on_where_it_was(labels, sit_down):
     assert label.preference is not None
 
 
-@pytest.mark.slow
 def test_who_answers_a_pair_in_two_windows_is_told_which_answer_stands(labels, sit_down):
     """A window that was duplicated has the pairs of the first one."""
     labels.log.set_plan(strength=True, reasons=("correct",))
@@ -361,6 +360,7 @@ def test_who_answers_a_pair_in_two_windows_is_told_which_answer_stands(labels, s
     ]
 
 
+@pytest.mark.slow
 def test_a_window_is_told_of_a_pair_that_was_answered_in_another_one(labels, sit_down):
     labels.ask(2)
     ann = sit_down("ann", labels.url(lease=6000.0))
@@ -376,6 +376,7 @@ def test_a_window_is_told_of_a_pair_that_was_answered_in_another_one(labels, sit
     eventually(lambda: again.ready() == ann.ready() != seen)
 
 
+@pytest.mark.slow
 def test_undo_in_a_hurry(labels, sit_down):
     """Whatever is pressed before the pair is back is not taken for an answer to another one."""
     labels.ask(4)
@@ -570,6 +571,41 @@ def test_a_wrong_token_is_asked_for_again(labels, open_page):
     ann.button("Leave").click()
     field.wait_for()
     assert page.evaluate("sessionStorage.getItem('rl_dialog.labels.token')") is None
+
+
+def test_a_token_for_the_other_page_is_asked_for_another(labels, open_page):
+    """The run's page leads to this one, where an operator's token was told for ever that it is tried
+    again."""
+    labels.ask(1)
+    url = labels.url()
+    operator = labels.log.keys.add("chief", scopes=("operator",))
+    page = open_page(f"{url}/#token={operator}")
+    page.get_by_text("expected a token of scope labeller, got one of scope operator").last.wait_for()
+    field = page.get_by_label("Token")
+    field.fill(labels.log.add_labeller("ann"))
+    field.press("Enter")
+    ann = Person(page, labels)
+    ann.answer("l")
+    ann.saved(1)
+    page.goto(f"{url}/run")
+    page.get_by_text("expected a token of scope operator or metrics, got one of").last.wait_for()
+    field.fill(operator)
+    field.press("Enter")
+    page.get_by_role("cell", name="ann").wait_for()
+    assert not page.locator("#trouble").is_visible()
+
+
+def test_a_token_for_the_curves_shows_them_and_no_labellers(labels, open_page):
+    labels.log.add_labeller("ann")
+    (labels.folder / "metrics.jsonl").write_text('{"step": 3, "train/return": 5.0}\n')
+    url = labels.url()
+    token = labels.log.keys.add("screen", scopes=("metrics",))
+    page, asked = open_page(f"{url}/"), []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(url).split("?")[0]))
+    page.goto(f"{url}/run#token={token}")
+    page.get_by_role("img", name="Return (true reward): 5 at step 3").wait_for()
+    assert asked[asked.index("/v1/labellers") + 1] == "/v1/metrics", "it goes on in the same round"
+    assert not page.locator("#trouble").is_visible() and not page.locator("#people").is_visible()
 
 
 @pytest.mark.slow

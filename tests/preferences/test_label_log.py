@@ -572,6 +572,22 @@ def test_agreement_of_two_labellers(open_log, clock):
     assert log.labellers()["bob"] | {"labels": 4, "revoked": 1} == log.labellers()["bob"]
 
 
+def test_a_pair_that_waited_behind_another_was_not_looked_at_meanwhile(open_log, clock):
+    """A page leases two pairs. Somebody who takes three seconds for each was told to take six."""
+    log = open_log()
+    ask(log, 8)
+    held = log.lease_many("ann", 2)
+    for _ in range(5):
+        clock.now += 3
+        log.answer(held.pop(0).id, "ann", "left")
+        held += log.lease_many("ann", 1)
+    assert log.labellers()["ann"]["seconds"] == 3.0
+    clock.now += 50  # both at once
+    log.answer_many([(query, "left") for query in held], "ann")
+    log.answer_many([(query, "left") for query in log.lease_many("bob", 1)], "bob")
+    assert log.labellers()["ann"]["seconds"] == 3.0 and log.labellers()["bob"]["seconds"] == 0.0
+
+
 def test_noise_is_estimated_from_agreement(open_log):
     """Both answer by a coin in 30 % of cases. (0.85^2 + 0.15^2 = 0.745: how often they agree.)"""
     import numpy as np

@@ -50,7 +50,7 @@ export class ServerError extends Error {
 let asking = null;
 
 /** Shows the page's dialog for the token until one is entered. Two requests that need it ask once. */
-function askForToken(reason) {
+export function askForToken(reason) {
   asking ??= new Promise((resolve) => {
     const dialog = document.getElementById("token-dialog");
     const input = document.getElementById("token");

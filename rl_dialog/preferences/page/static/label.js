@@ -1,7 +1,7 @@
 // The page for labelling: one pair on the screen, the next one ready behind it, answers on their way to the log.
 // Text from the server is only ever set as text, never as markup.
 
-import { get, getBlob, kept, pageSettings, pause, post, takeTokenFromAddress } from "./api.js";
+import { askForToken, get, getBlob, kept, pageSettings, pause, post, takeTokenFromAddress } from "./api.js";
 import { markDifference } from "./difference.js";
 import { exampleOf, markdown, messageOf } from "./markdown.js";
 import { Outbox } from "./outbox.js";
@@ -98,7 +98,8 @@ async function fill() {
     } catch (error) {
       state.offline = !error.status;
       tell(error.message);
-      await pause(2 * EMPTY);
+      if (error.status === 403 && state.settings.needs_token) await askForToken(error.message); // an operator's, from the page of the run
+      else await pause(2 * EMPTY);
     }
   }
   filling = false;

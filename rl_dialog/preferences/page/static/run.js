@@ -1,6 +1,6 @@
 // The live page of a run: status.json as numbers, metrics.jsonl as curves. It shows whatever is there; what it knows has a title and a place.
 
-import { get, pageSettings, pause, takeTokenFromAddress } from "./api.js";
+import { askForToken, get, pageSettings, pause, takeTokenFromAddress } from "./api.js";
 import { Chart, Series, short } from "./chart.js";
 
 const $ = (id) => document.getElementById(id);
@@ -35,9 +35,10 @@ let rounds = 0;
 
 async function begin() {
   takeTokenFromAddress();
+  let settings;
   for (;;) {
     try {
-      const settings = await pageSettings();
+      settings = await pageSettings();
       document.querySelector("header .button").title = settings.title;
       break;
     } catch (error) {
@@ -46,7 +47,15 @@ async function begin() {
     }
   }
   for (;;) {
-    if (!document.hidden) await update().then(() => trouble(""), (error) => trouble(error.message));
+    if (!document.hidden) {
+      try {
+        await update();
+        trouble("");
+      } catch (error) {
+        trouble(error.message);
+        if (error.status === 403 && settings.needs_token) await askForToken(error.message); // a labeller's
+      }
+    }
     await pause(EVERY);
   }
 }
@@ -58,7 +67,7 @@ function trouble(text) {
 
 async function update() {
   showNow(await get("v1/run"));
-  if (rounds++ % 5 === 0) showPeople((await get("v1/labellers")).labellers);
+  if (rounds++ % 5 === 0) showPeople(await people());
   for (let more = true; more; ) {
     const found = await get(`v1/metrics?cursor=${encodeURIComponent(cursor)}`);
     if (found.reset) forget();
@@ -71,6 +80,16 @@ async function update() {
     }
   }
   showCurves();
+}
+
+/** The labellers' figures; none for a token that sees the curves alone. */
+async function people() {
+  try {
+    return (await get("v1/labellers")).labellers;
+  } catch (error) {
+    if (error.status !== 403) throw error;
+    return {};
+  }
 }
 
 function forget() {
