@@ -256,7 +256,7 @@ class Supervisor:
         )
         role_metrics = {f"pref/{name}": value for name, value in (counts | taught).items()}
         newer = {
-            "pref/staleness": counts.get("labels", 0) - self.known,
+            "pref/staleness": unknown_labels(counts, self.known),
             "pref/loads_dropped": self.dropped,
             "pref/label_rate": self._rate(counts),
         }
@@ -413,12 +413,18 @@ class Supervisor:
         pages = {name: role.state["url"] for name, role in self.roles.items() if "url" in role.state}
         more = {
             "pages": pages,
-            "staleness": int(counts.get("labels", 0)) - self.known,
+            "staleness": unknown_labels(counts, self.known),
             "reward_version": self.version,
             "roles": roles,
             "events": list(self.events),
         }
         write_status(self.folder, self.plan, self.steps, counts | more, over=over)
+
+
+def unknown_labels(counts: Mapping[str, float], known: int) -> int:
+    """Labels that the newest reward does not know. The teacher may have seen some that the asker has not
+    counted yet."""
+    return max(0, int(counts.get("labels", 0)) - known)
 
 
 class Doubt:

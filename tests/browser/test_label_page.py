@@ -666,6 +666,23 @@ def test_the_numbers_of_the_run(labels, sit_down):
     assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == ("1", "4")
 
 
+def test_a_run_that_is_over_says_so_and_labels_that_came_after_it_are_counted(labels, sit_down):
+    """Who labelled waited for ever, and the page of the run stood at the labels of its last status."""
+    labels.ask(1)
+    (labels.folder / "status.json").write_text(
+        '{"over": true, "labels": 0, "waiting": 1, "labels_wanted": 0}'
+    )
+    ann = sit_down("ann", labels.url(), scopes=("labeller", "operator"))
+    ann.answer("l")
+    ann.says("The run is over. Thank you!")
+    ann.page.get_by_role("link", name="The run").click()
+    ann.says("over")
+    numbers = {"labels": "1", "pairs waiting": "0"}
+    shown = "all => Object.fromEntries(all.map(one => [...one.children].map(part => part.textContent)))"
+    told = ann.page.locator("#now > div").evaluate_all(shown)
+    assert {name: told[name] for name in numbers} == numbers
+
+
 @pytest.mark.slow
 def test_the_live_page_of_the_run(labels, sit_down):
     def say(**status):

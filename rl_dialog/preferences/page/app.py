@@ -297,7 +297,8 @@ def status(page: Here, key: Annotated[Key, Depends(having("labeller"))]) -> dict
     if counts is own and labels["labels_wanted"]:  # some are, which the page need not say
         labels["labels_wanted"] = None
     who = {"labeller": key.name, "sees_run": sees_run, "sees_all": counts is not own}
-    return who | {"counts": counts, "own": own, "plan": _plan(log.plan), **labels}
+    how = {"plan": _plan(log.plan), "over": run.get("over") is True}
+    return who | {"counts": counts, "own": own, **how, **labels}
 
 
 def _plan(plan: Plan) -> dict[str, Any]:

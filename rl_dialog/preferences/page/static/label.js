@@ -419,6 +419,11 @@ function tell(problem = "") {
       $("waiting-text").textContent = `${status.own.answers.toLocaleString()} of ${goal.toLocaleString()}.`;
       return tellRest();
     }
+    if (status?.over && !away && !offline && !problem) {
+      $("waiting-title").textContent = "The run is over. Thank you!";
+      $("waiting-text").textContent = "Should it go on, a pair appears here by itself.";
+      return tellRest();
+    }
     const none = status?.labels_wanted === 0 ? "No label is wanted just now. When one is, a pair appears here by itself." : "It appears here by itself.";
     $("waiting-text").textContent = away ? "Your pair went back for others. Touch the page or press a key to go on." : problem || offline ? `${problem} Trying again …`.trim() : none;
   }

@@ -109,7 +109,7 @@ function showNow({ name, status, counts }) {
   const late = age > STALE && !over;
   $("age").textContent = age === undefined ? "" : over ? "over" : late ? `silent for ${ago(age)}` : "live";
   $("age").classList.toggle("stale", late);
-  const all = { ...counts, ...told };
+  const all = { ...told, ...counts }; // labels go on when the run is over, or silent
   const names = [...Object.keys(NOW).filter((key) => NOW[key] && key in all), ...Object.keys(all).filter((key) => !(key in NOW))];
   fill($("now"), names.filter((key) => !isTable(all[key])).map((key) => row(NOW[key] ?? spaced(key), shown(all[key]), "div")));
   fill($("parts"), names.filter((key) => isTable(all[key]) && Object.keys(all[key]).length).map((key) => part(words(key), all[key])));
