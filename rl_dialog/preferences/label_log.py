@@ -379,6 +379,16 @@ class LabelLog:
         with self._engine.begin() as connection:
             return next(iter(sql.find_answers(connection, *mine)), None)
 
+    def stands_instead(
+        self, query_id: str, labeller: str, choice: Choice, remarks: Remarks = NO_REMARKS
+    ) -> Answer | None:
+        """What the labeller had answered before, in another window, where it is not this: then this is not
+        kept."""
+        stands = self.answer_of(query_id, labeller)
+        if stands is None or (stands.choice, stands.remarks) == (choice, remarks):
+            return None
+        return stands
+
     def labels(self) -> list[Label]:
         """The labels, one per query, in the order of the answers: standing answers that prefer something, the
         earliest of each query."""

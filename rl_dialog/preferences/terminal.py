@@ -50,6 +50,13 @@ HELP = ("L left", "R right", "E equal", "blank can't tell", "U undo", "P break",
 LONGEST_FLAG = 500  # characters
 
 
+def in_words(choice: str, remarks: Remarks) -> str:
+    """An answer, with what was said beside it."""
+    said = f"{CHOICES[choice]}, {STRENGTHS[remarks.strength]}" if remarks.strength else CHOICES[choice]
+    more = [*remarks.reasons, *([] if remarks.flag is None else ["flagged"])]
+    return f"{said} ({', '.join(more)})" if more else said
+
+
 class TerminalLabeller:
     """One sitting of one person.
 
@@ -165,16 +172,19 @@ class TerminalLabeller:
     def _answer(self, choice: str, *, much: bool) -> None:
         is_asked = self.plan.strength and choice in ("left", "right")
         strength = (2 if much else 1) if is_asked else None
-        self.log.answer(
-            self.pair.id, self.labeller, choice, Remarks(strength, tuple(self.reasons), self.flag)
-        )
+        remarks, query = Remarks(strength, tuple(self.reasons), self.flag), self.pair.id
+        self.log.answer(query, self.labeller, choice, remarks)
+        stands = self.log.stands_instead(query, self.labeller, choice, remarks)
+        if stands:
+            earlier, now = in_words(stands.choice, stands.remarks), in_words(choice, remarks)
+            self.notice = f'You had answered it elsewhere: "{earlier}" stands, and "{now}" was not kept.'
+            self.pair = None
+            return
         if not self.since_break:
             self.session_began = time.monotonic()
         self.answers, self.since_break, self.pair = self.answers + 1, self.since_break + 1, None
         self.own += 1
-        said = f"{CHOICES[choice]}, {STRENGTHS[strength]}" if strength else CHOICES[choice]
-        more = [*self.reasons, *([] if self.flag is None else ["flagged"])]
-        self.notice = f"Saved: {said}{' (' + ', '.join(more) + ')' if more else ''}."
+        self.notice = f"Saved: {in_words(choice, remarks)}."
 
     def _toggle(self, reason: str) -> None:
         if reason in self.reasons:

@@ -676,7 +676,7 @@ def test_a_run_that_is_over_says_so_and_labels_that_came_after_it_are_counted(la
     ann.answer("l")
     ann.says("The run is over. Thank you!")
     ann.page.get_by_role("link", name="The run").click()
-    ann.says("over")
+    ann.page.get_by_role("cell", name="ann").wait_for()
     numbers = {"labels": "1", "pairs waiting": "0"}
     shown = "all => Object.fromEntries(all.map(one => [...one.children].map(part => part.textContent)))"
     told = ann.page.locator("#now > div").evaluate_all(shown)

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from pipelines.label import LabelConfig, drawing, main
 from rl_dialog.errors import UserError
+from rl_dialog.preferences.frames import draw_pixels
 from rl_dialog.preferences.label_log import LabelLog
 from rl_dialog.preferences.plan import Plan
 from rl_dialog.preferences.segments import Clip, Reply, Segments
@@ -495,6 +496,19 @@ def test_who_is_revoked_hears_it(folder, monkeypatch, tmp_path):
             with pytest.raises(UserError, match="the labeller 'ann' was revoked"):
                 labeller.run()
     assert folder.log.counts()["labels"] == 0 and folder.free()
+
+
+def test_who_has_answered_the_pair_elsewhere_is_told_what_stands(folder):
+    """The terminal said that the second answer was saved."""
+    [query] = folder.ask(1)
+    labeller = TerminalLabeller(
+        folder.log, folder.segments, "ann", draw=draw_pixels, console=Console(file=io.StringIO())
+    )
+    labeller._take(folder.log.lease("ann", 60))
+    folder.log.answer(query, "ann", "left")
+    labeller._answer("right", much=False)
+    told = 'You had answered it elsewhere: "left" stands, and "right" was not kept.'
+    assert (labeller.notice, labeller.answers, labeller.pair) == (told, 0, None)
 
 
 def test_the_plan_and_the_report(folder, tmp_path):

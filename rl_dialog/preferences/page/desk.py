@@ -74,10 +74,8 @@ class Desk:
         except ValueError as error:
             raise HTTPException(409, str(error)) from None
         self._drop(who, [query])
-        stands = self.log.answer_of(query, who)
-        earlier = None
-        if stands is not None and (stands.choice, stands.remarks) != (choice, remarks):
-            earlier = {"choice": stands.choice, **asdict(stands.remarks)}
+        stands = self.log.stands_instead(query, who, choice, remarks)
+        earlier = {"choice": stands.choice, **asdict(stands.remarks)} if stands else None
         return {"label": label.number, "query": label.query, "earlier": earlier}
 
     def undo(self, who: str, query: str | None, request: str) -> Query | None:
