@@ -174,7 +174,7 @@ def test_the_labels_of_a_run_of_an_earlier_version(log, store_url, tmp_path):
     with sqlalchemy.create_engine(database_url(store_url)).begin() as connection:
         for change in ("TABLE plan", "INDEX queries_with_known_answers"):
             connection.execute(sqlalchemy.text(f"DROP {change}"))
-        for column in ("strength", "reasons", "flag"):
+        for column in ("strength", "reasons", "flag", "undone_by"):
             connection.execute(sqlalchemy.text(f"ALTER TABLE answers DROP COLUMN {column}"))
         connection.execute(sqlalchemy.text("ALTER TABLE queries DROP COLUMN gold"))
     for _ in range(2):
