@@ -142,6 +142,26 @@ def test_calls_of_tools_are_readable(labels, sit_down):  # noqa: F811
 
 
 @pytest.mark.slow
+def test_a_phone_shows_the_context_where_the_replies_leave_room(labels, sit_down):  # noqa: F811
+    """It had three tenths of the screen, and behind what a tool gave the question was out of sight."""
+    context = [{"role": "user", "content": "Which one is open?"}]
+    context += [
+        {"role": "tool", "content": json.dumps([{"name": f"no. {n}", "open": n > 2} for n in range(4)])}
+    ]
+    ask_about(labels, "The third.", "None of them.", context, priority=1.0)
+    ask_about(labels, "so long " * 400, "as long " * 400, context)
+    ann = sit_down("ann", labels.url(), width=390, height=800, has_touch=True)
+    heights = "one => [one.clientHeight, one.scrollHeight, one.parentElement.clientHeight]"
+    ann.page.get_by_text("None of them.").wait_for()
+    seen, whole, _ = ann.page.locator("#context").evaluate(heights)
+    assert seen == whole
+    ann.press("l")
+    ann.page.get_by_text("so long").wait_for()
+    seen, whole, room = ann.page.locator("#context").evaluate(heights)
+    assert abs(seen - 0.3 * room) < 2 and seen < whole
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size",
     [pytest.param({"width": 1000}, marks=pytest.mark.slow), {"width": 320, "height": 640, "has_touch": True}],

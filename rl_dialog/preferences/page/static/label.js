@@ -249,6 +249,7 @@ function showReplies(query) {
   $("pair").classList.toggle("whole", whole);
   const marked = state.difference && !whole && markDifference(...replies);
   $("show-difference").classList.toggle("in-vain", state.difference && !marked);
+  $("pair").style.setProperty("--context", `${$("context").scrollHeight}px`);
   $("pair").scrollTop = 0;
   $("context").scrollTop = $("context").scrollHeight;
 }
