@@ -267,7 +267,9 @@ def answer(
 def undo(
     page: Here, who: Labeller, body: Annotated[Undo, Body()] = LAST, idempotency_key: Idempotency = ""
 ) -> dict[str, Any]:
-    act = lambda: page.described(page.desk.undo(who, body.query, idempotency_key))  # noqa: E731
+    def act() -> dict[str, Any]:
+        return page.described(page.desk.undo(who, body.query, idempotency_key))
+
     return page.desk.once(who, idempotency_key, body.model_dump(), act)
 
 
