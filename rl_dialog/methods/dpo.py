@@ -49,6 +49,7 @@ class DPO(Method):
 
     rows_per_unit: ClassVar[int] = 2
     learning_rate_share: ClassVar[float] = 0.2
+    least_updates: ClassVar[int] = 0  # pairs are few, and more passes take mass from all that was said
 
     def __post_init__(self) -> None:
         check_ranges(

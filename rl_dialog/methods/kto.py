@@ -25,8 +25,8 @@ from rl_dialog.methods.method import Loss, Method, Outputs, check_ranges
 class KTO(Method):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024), from good and bad replies.
 
-    L = w (1 - sigmoid(beta (g - z))) for a good reply, w (1 - sigmoid(beta (z - g))) for a bad one, averaged
-    over replies,
+    L = w (1 - sigmoid(beta (g - z))) - clone_weight log pi(y|s) for a good reply, w (1 - sigmoid(beta (z -
+    g))) for a bad one, averaged over replies,
 
     g = log pi(y|s) - log p(y|s), p the frozen prior, z = max(0, mean over the update of the same for replies
     that belong to other contexts), an estimate of KL(pi||p) without gradient. Every reply stands beside such
@@ -38,10 +38,12 @@ class KTO(Method):
     """how strongly the prior holds"""
     threshold: float | None = None
     """a reply is good when its reward is above this; by default above the training split's mean"""
-    desirable_weight: float = 1.0
-    """w of good replies"""
-    undesirable_weight: float = 1.0
-    """w of bad replies"""
+    desirable_weight: float | None = None
+    """w of good replies; by default both kinds weigh the same in all, and 1 on average"""
+    undesirable_weight: float | None = None
+    """w of bad replies; by default as above"""
+    clone_weight: float = 0.1
+    """weight of -log pi(y|s) of good replies: without it mass may go to what nobody said; 0 as published"""
     by: Literal["auto", "reply", "to_go"] = "auto"
     """a reply's reward: its own, or the sum of the known rewards from it to the end of its dialog; auto:
     to_go, unless most replies are unrated"""
@@ -50,7 +52,8 @@ class KTO(Method):
     measures: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_ranges(self, above_0=("beta",), at_least_0=("desirable_weight", "undesirable_weight"))
+        weights = ("desirable_weight", "undesirable_weight", "clone_weight")
+        check_ranges(self, above_0=("beta",), at_least_0=weights)
 
     @property
     def uses_prior(self) -> bool:
@@ -60,7 +63,7 @@ class KTO(Method):
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
     ) -> tuple[list[Row], list[Row]]:
         """Each reply, with 1 or -1 for good or bad in the place of its reward, beside its context with
-        another reply.
+        another reply, which has the weight w there.
 
         Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
@@ -78,7 +81,12 @@ class KTO(Method):
                 f"{threshold:g} (they are {rewards.min():g} to {rewards.max():g}){unrated(all_rewards)}: "
                 "set --method.threshold, or prepare with rewards that differ"
             )
-        beside = partial(self._beside_strangers, threshold=threshold, by=by)
+        # By weights that do not heed how many there are, good replies that are few would count as bad ones
+        # where they are good less than every second time.
+        shares = {1: good / len(rewards), -1: 1 - good / len(rewards)}
+        given = {1: self.desirable_weight, -1: self.undesirable_weight}
+        weights = {kind: 0.5 / shares[kind] if w is None else w for kind, w in given.items()}
+        beside = partial(self._beside_strangers, threshold=threshold, by=by, weights=weights)
         return beside(train), beside(validation)
 
     def terms(self, batch: Batch) -> int:
@@ -91,15 +99,15 @@ class KTO(Method):
 
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         metrics: dict[str, Tensor] = {}
-        label = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(
+        rewards = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(
             0, batch.rows, batch.rewards
-        )[0::2]
+        )
+        label, weight = rewards[0::2], rewards[1::2]
         good, z = label > 0, (batch.measured[0] / batch.measured[1]).clamp(min=0)
 
         def of_rows(ratio: Tensor) -> Tensor:
             g = ratio[0::2]
             side = torch.where(good, g - z, z - g)
-            weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
             metrics.update(
                 kl=z * len(g),
                 good=good.sum().float(),
@@ -107,12 +115,14 @@ class KTO(Method):
                 reward_good=(self.beta * g * good).sum(),
             )
             metrics.update(reward_bad=(self.beta * g * ~good).sum())
-            return (weight * (1 - torch.sigmoid(self.beta * side))).sum()
+            return (weight * (1 - torch.sigmoid(self.beta * side)) - self.clone_weight * g * good).sum()
 
         total = log_ratios(out.lm, batch, of_rows)
         return Loss(total, {name: value.detach() for name, value in metrics.items()})
 
-    def _beside_strangers(self, rows: Sequence[Row], threshold: float, by: str) -> list[Row]:
+    def _beside_strangers(
+        self, rows: Sequence[Row], threshold: float, by: str, weights: dict[int, float]
+    ) -> list[Row]:
         all_replies = list(replies(rows, by=by))
         order = np.random.default_rng(0).permutation(len(all_replies))
         stranger = np.empty_like(order)
@@ -123,12 +133,8 @@ class KTO(Method):
         paired = []
         for (start, reward, row), place in zip(all_replies, stranger, strict=True):
             reply_start, _, theirs = all_replies[place]
-            paired.append(
-                Row.of_reply(
-                    row.input_ids[:start], row.input_ids[start:], reward=1.0 if reward > threshold else -1.0
-                )
-            )
-            paired.append(
-                Row.of_reply(row.input_ids[:start], theirs.input_ids[reply_start:][: longest - start])
-            )
+            context, label = row.input_ids[:start], 1 if reward > threshold else -1
+            stranger_ids = theirs.input_ids[reply_start:][: longest - start]
+            paired.append(Row.of_reply(context, row.input_ids[start:], reward=label))
+            paired.append(Row.of_reply(context, stranger_ids, reward=weights[label]))
         return paired

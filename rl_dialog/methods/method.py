@@ -125,6 +125,9 @@ class Method:
     learning_rate_share: ClassVar[float] = (
         1.0  # of the default learning rate, where steps that suit cloning are too long
     )
+    least_updates: ClassVar[int | None] = (
+        None  # by default, however few the data; None: what a new model, or new values, need (loop.py)
+    )
     reads_lm: ClassVar[bool] = True  # off: the loss does not ask for Outputs.lm
     proposals: ClassVar[int] = (
         0  # replies that the LM proposes to every context before training, for batch.proposals

@@ -462,8 +462,8 @@ class Trainer:
         return sums, norm, rate
 
     def _planned_updates(self) -> int:
-        """Those of num_train_epochs; by default at least as many as what begins here, a model or its values,
-        needs to be learned at all."""
+        """Those of num_train_epochs; by default three passes, and at least as many as what begins here, a
+        model or its values, needs to be learned at all."""
         if self.config.num_train_epochs is not None:
             return max(1, round(self.config.num_train_epochs * self.steps_per_epoch))
         with_values = self.policy.heads is not None
@@ -472,6 +472,8 @@ class Trainer:
             "made": 4000 if with_values else 2000,
             "pretrained": 1000 if with_values else 0,
         }[self.policy.start]
+        if self.policy.start != "new" and self.policy.method.least_updates is not None:
+            least = self.policy.method.least_updates
         return max(3 * self.steps_per_epoch, least)
 
     @torch.no_grad()

@@ -88,6 +88,23 @@ def test_what_nobody_rated_is_neither_good_nor_bad(make_row, by, expected):
     assert prepared(KTO(by=by), rows, rows[2:])[1] == []
 
 
+@pytest.mark.parametrize(
+    ("given", "good", "bad"),
+    [
+        ({}, 2.0, 2 / 3),  # 4 / (2 * 1), 4 / (2 * 3): each kind has a weight of 2 in all
+        ({"desirable_weight": 1.0}, 1.0, 2 / 3),
+        ({"desirable_weight": 1.0, "undesirable_weight": 0.0}, 1.0, 0.0),
+    ],
+)
+def test_good_and_bad_replies_weigh_the_same_unless_told_otherwise(make_row, given, good, bad):
+    """One of four is good; a held-out reply has the training split's weight."""
+    rows = [make_row([9, i + 1], [(1, 1, float(i == 2))]) for i in range(4)]
+    train, held_out = KTO(**given).prepare(rows, rows[2:3], None)
+    weights = [float(row.rewards[0]) for row in train[1::2]]
+    assert weights == pytest.approx([bad, bad, good, bad])
+    assert [float(row.rewards[0]) for row in held_out] == pytest.approx([1.0, good])
+
+
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_a_stranger_is_another_example(make_row, count):
     """Every reply is a stranger once, and never beside itself; the same ones every time."""
@@ -136,11 +153,11 @@ GOOD, BAD = 0.8, -0.3  # log pi - log p of the good and of the bad reply
 
 @pytest.fixture
 def batch(make_row):
-    """batch(strangers): a good and a bad reply, each beside a stranger; all log-ratios are as given, under a
-    policy that is uniform over 2 tokens."""
+    """batch(strangers): a good reply of weight 1 and a bad one of weight .5, each beside a stranger; all
+    log-ratios are as given, under a policy that is uniform over 2 tokens."""
 
     def build(strangers):
-        labels, ratios = (1.0, 0.0, -1.0, 0.0), (GOOD, strangers[0], BAD, strangers[1])
+        labels, ratios = (1.0, 1.0, -1.0, 0.5), (GOOD, strangers[0], BAD, strangers[1])
         rows = [make_row([9, 0], [(1, 1, label)]) for label in labels]
         made = collate(rows, prior_logp=[[-math.log(2) - ratio] for ratio in ratios])
         return dataclasses.replace(made, measured=KTO().measure(out(), made))
@@ -157,11 +174,11 @@ def out():
 )
 def test_the_loss_by_hand(batch, strangers, z):
     """beta 2, w 1 and .5: 1 - sigmoid(2 (.8 - z)) and .5 (1 - sigmoid(2 (z + .3))), z the strangers' mean but
-    at least 0."""
-    method = KTO(beta=2.0, undesirable_weight=0.5)
+    at least 0; and of the good one, which is cloned with weight 3, 3 times its log-ratio less."""
+    method = KTO(beta=2.0, clone_weight=3.0)
     loss = method.loss(out(), batch(strangers))
     good, bad = 1 - sigmoid(2 * (GOOD - z)), 1 - sigmoid(2 * (z - BAD))
-    assert loss.total.item() == pytest.approx(good + 0.5 * bad, abs=1e-6)
+    assert loss.total.item() == pytest.approx(good + 0.5 * bad - 3 * GOOD, abs=1e-6)
     assert {name: value.item() for name, value in loss.metrics.items()} == {
         "kl": pytest.approx(2 * z, abs=1e-6),  # the loop divides by the two terms
         "good": 1.0,
@@ -173,18 +190,18 @@ def test_the_loss_by_hand(batch, strangers, z):
 
 
 def test_the_gradient_raises_the_good_and_lowers_the_bad_and_leaves_strangers_alone(batch):
-    """d(1 - sigmoid(x))/dg is -beta sigmoid (1 - sigmoid) for a good reply and the same, positive, for a bad
-    one; z has no gradient."""
+    """d(1 - sigmoid(x))/dg is -beta sigmoid (1 - sigmoid) for a good reply, which is cloned too, and the
+    same, positive, for a bad one; z has no gradient."""
     given, lm = batch((0.5, -0.1)), out()
-    KTO(beta=2.0).loss(lm, given).total.backward()
-    slopes = [-2 * s * (1 - s) for s in (sigmoid(2 * (GOOD - 0.2)), sigmoid(2 * (0.2 - BAD)))]
-    expected = torch.zeros(4, 2)
-    expected[0], expected[2] = slopes[0] * torch.tensor([0.5, -0.5]), -slopes[1] * torch.tensor([0.5, -0.5])
+    KTO(beta=2.0, clone_weight=0.25).loss(lm, given).total.backward()
+    good, bad = (-2 * s * (1 - s) for s in (sigmoid(2 * (GOOD - 0.2)), sigmoid(2 * (0.2 - BAD))))
+    expected, towards = torch.zeros(4, 2), torch.tensor([0.5, -0.5])
+    expected[0], expected[2] = (good - 0.25) * towards, -0.5 * bad * towards
     torch.testing.assert_close(lm.lm.scores.grad, expected)
 
 
 def test_at_the_prior_every_term_is_one_half(make_row):
-    rows = [make_row([9, 0], [(1, 1, label)]) for label in (1.0, 0.0, -1.0, 0.0)]
+    rows = [make_row([9, 0], [(1, 1, label)]) for label in (1.0, 1.0, -1.0, 1.0)]
     loss = KTO().loss(
         out(),
         dataclasses.replace(

@@ -86,7 +86,7 @@ def make_rows(tokenizer, count: int = 24, *, max_length: int = 1024) -> list[Row
 
 
 def make_candidates(tokenizer) -> list[Row]:  # noqa: ANN001
-    """Two to four replies with different rewards to each of ten contexts: 33 pairs, of different lengths."""
+    """Two to four replies with different rewards to each of ten contexts: 31 pairs, of different lengths."""
     generator = np.random.default_rng(0)
     rows = []
     for i in range(10):
@@ -695,6 +695,17 @@ def test_checkpoints_are_pointed_to_pruned_and_free_of_pickles(
     assert likeliest(tmp_path) == str(tmp_path / f"checkpoint-{best}")
     assert not list(tmp_path.rglob("*.bin")) + list(tmp_path.rglob("*.pt")) + list(tmp_path.rglob("*.pkl"))
     assert [path.parent.name for path in tmp_path.rglob("trainer")] == ["checkpoint-8"]
+
+
+@pytest.mark.parametrize(
+    ("method", "start", "updates"),
+    [("bc", "new", 4000), ("bc", "made", 2000), ("ilql", "made", 4000), ("ilql", "pretrained", 1000)]
+    + [("dpo", "made", 24), ("dpo", "pretrained", 24), ("dpo", "new", 4000), ("kto", "made", 2000)],
+)
+def test_how_many_updates_there_are_by_default(tmp_path: Path, method: str, start: str, updates: int) -> None:
+    """Of few dialogs, or of 31 pairs, which more than three passes would learn by heart."""
+    config = TrainerConfig(per_device_train_batch_size=4, report_to="none")
+    assert make_trainer(tmp_path, method, config, start=start).total_steps == updates
 
 
 def test_best_is_the_highest_return_when_an_environment_measures_it(tmp_path: Path) -> None:
