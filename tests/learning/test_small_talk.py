@@ -39,8 +39,8 @@ METHODS = {
     "cql": "",
     "dbcq": "",
     "utterance_ilql": "",
-    "dpo": "--method.by to_go --learning_rate 2e-4",
-    "kto": "--method.by to_go --method.undesirable_weight 0.3 --learning_rate 1e-3",
+    "dpo": "--max_steps 0 --learning_rate 2e-4",
+    "kto": "--learning_rate 1e-3",
     "psi": "",
     # The paper's discount; with gamma 1 the entropy in its target pays for talking on and on.
     "way_off_policy": (
