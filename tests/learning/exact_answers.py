@@ -60,7 +60,7 @@ def return_in_logs(policy: dict[str, Choice], table: Table, starts: list[str]) -
     for _ in range(60):
         for state, replies in table.items():
             earned[state] = sum(
-                policy[state][a] * sum(r + (earned[s] if s else 0.0) for r, s in said) / len(said)
+                policy[state].get(a, 0.0) * sum(r + (earned[s] if s else 0.0) for r, s in said) / len(said)
                 for a, said in replies.items()
             )
     return float(np.mean([earned[state] for state in starts]))

@@ -10,7 +10,7 @@ import pytest
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.methods import AWAC, BC, BCQ, DBCQ, DPO, DT, KTO, TFTop
-from tests.learning.exact_answers import exact_of, table_of
+from tests.learning.exact_answers import exact_of, return_in_logs, table_of
 
 EARNED = [("a", 1), ("b", 0), ("c", 1), ("a", 1), ("c", 0), ("b", 0), ("c", 0), ("c", 0)]
 
@@ -48,6 +48,14 @@ def test_what_a_method_would_answer(method, answer) -> None:  # noqa: ANN001
     found = exact_of(method, 1.0, table, dialogs)["?"]
     shares = {reply: weight / sum(answer.values()) for reply, weight in answer.items()}
     assert {reply: found.get(reply, 0) for reply in answer} == pytest.approx(shares, abs=1e-9)
+
+
+def test_what_an_answer_earns_if_it_never_says_some_reply() -> None:
+    """c alone, which earned 1 once in four."""
+    dialogs = dialogs_of(EARNED)
+    table, starts = table_of(dialogs)
+    answer = exact_of(BCQ(threshold=0.6), 1.0, table, dialogs)
+    assert return_in_logs(answer, table, starts) == pytest.approx(1 / 4)
 
 
 def test_no_answer_is_made_up() -> None:
