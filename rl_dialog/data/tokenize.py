@@ -311,10 +311,10 @@ def tokenize(
 
     Each reply is trained on in exactly one row, with up to half a window of whole messages before the first
     one (of a longer message what leaves room for the reply) and the system prompt in front unless it takes a
-    quarter of the window. A row that the conversation outlasts ends before the next reply, or where it is
-    full, and knows what the replies behind it earned, and how the window of the next one begins. A reply that
-    alone is too long loses its tail (`cut_replies` counts it). What teachers say of its messages (`taught`)
-    is in the rows too.
+    quarter of the window. A row that the conversation outlasts ends before the next reply, or where that one
+    would stand in the window's last eighth (`longest_prompt`), and knows what the replies behind it earned,
+    and how the window of the next one begins. A reply that alone is too long loses its tail (`cut_replies`
+    counts it). What teachers say of its messages (`taught`) is in the rows too.
 
     A reward that is null or absent is NaN. Raises TemplateError.
     """
@@ -330,12 +330,13 @@ def tokenize(
     rendered = rendered if rendered.starts else _render(dialog, replies, tokenizer, every=True)
     # A row need not hold what follows its last reply: else only the last replies of conversations would stand
     # behind as much as fits, and nowhere else.
-    ends = [rendered.action_ends[i] for i in replies]
+    asked, ends = [rendered.actions[i] for i in replies], [rendered.action_ends[i] for i in replies]
     rows, begins, firsts, done = [], [], [], 0
     while done < len(replies):
         system, start = _context_start(dialog, rendered, replies[done], max_length)
-        fitting = bisect_right(ends, start + max_length - system) - done
-        window_replies = replies[done : done + max(1, fitting)]
+        whole = bisect_right(ends, start + max_length - system)
+        with_room = bisect_right(asked, start + longest_prompt(max_length) - system)
+        window_replies = replies[done : max(done + 1, min(whole, with_room))]
         firsts.append(window_replies[0])
         done += len(window_replies)
         later = replies[done] if done < len(replies) else None
@@ -354,6 +355,12 @@ def tokenize(
         prompts.append(np.concatenate([rendered.input_ids[:system], rendered.input_ids[start:]]))
     rows[: len(prompts)] = [replace(row, next_prompt=ids) for row, ids in zip(rows, prompts, strict=False)]
     return _with_teachers(rows, rendered, begins, taught, tokenizer)
+
+
+def longest_prompt(length: int) -> int:
+    """How much of a window of `length` tokens a reply's context takes, at most, where conversations are
+    longer. Behind a fuller one only short replies would fit, and a policy would learn to say these there."""
+    return length - length // 8
 
 
 def _with_teachers(

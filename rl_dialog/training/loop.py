@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rl_dialog.data.batch import Batch, collate
 from rl_dialog.data.by_length import batches
 from rl_dialog.data.files import write_atomically, write_json, write_text_atomically
-from rl_dialog.data.tokenize import Row
+from rl_dialog.data.tokenize import Row, longest_prompt
 from rl_dialog.errors import UserError
 from rl_dialog.methods.method import STRENGTH, Heads, Method
 from rl_dialog.methods.scores import kl_divergence, kl_divergences
@@ -938,7 +938,10 @@ def _lengths(rows: Sequence[Row], policy: Policy) -> Lengths | None:
     prompts = np.concatenate([np.ones(1, np.int32), *(row.reply_starts for row in rows)])
     # Where rows are short, one in hundreds has two replies, and what is behind the first is not learned.
     usual = int(np.quantile(prompts, 0.99, method="higher"))
-    lengths = Lengths(max(len(row.input_ids) for row in rows), usual)
+    longest = max(len(row.input_ids) for row in rows)
+    if any(len(row.next_prompt) for row in rows):  # a whole conversation may fill the window
+        usual = min(usual, longest_prompt(longest))
+    lengths = Lengths(longest, usual)
     return Lengths(*map(max, lengths, policy.lengths or lengths))
 
 

@@ -27,6 +27,7 @@ from rl_dialog.data.tokenize import (
     cut_replies,
     encode_prompt,
     load_tokenizer,
+    longest_prompt,
     message_ends,
     require_hub_name_or_directory,
     tokenize,
@@ -504,8 +505,8 @@ def test_every_reply_is_trained_on_once(tokenizer):
 
 
 def test_a_window_leads_to_the_beginning_of_the_next_one(tokenizer):
-    """So that V is asked about a state it is trained on; and it holds all replies that fit, also where what
-    follows them does not, in the middle of a conversation as at its end."""
+    """So that V is asked about a state it is trained on; and it holds all replies that fit, but for the last
+    eighth, also where what follows them does not, in the middle of a conversation as at its end."""
     made = talk(12)
     whole = by_hand(tokenizer, made.messages)
     rows = tokenize(made, tokenizer, max_length=64)
@@ -514,7 +515,26 @@ def test_a_window_leads_to_the_beginning_of_the_next_one(tokenizer):
         assert row.next_prompt.tolist() == following.input_ids[:first].tolist()
         assert row.next_prompt[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
         reach = position(whole, following.input_ids) + last + 1 - position(whole, row.input_ids)
-        assert reach > 64, "the next reply would not have fitted"
+        begin = position(whole, following.input_ids) + first - position(whole, row.input_ids)
+        assert reach > 64 or begin > longest_prompt(64), "the next reply would not have fitted"
+
+
+def test_behind_full_windows_long_replies_stand_as_often_as_short_ones(tokenizer):
+    """Each reply is long or short by a coin. Where only those were learned that still fit, a clone would say
+    short ones in every conversation that is longer than its window."""
+    coin, behind = random.Random(1), []
+    for number in range(100):
+        messages = []
+        for _ in range(24):
+            said = "x x x x x x" if coin.random() < 0.5 else "x"
+            messages += [{"role": "user", "content": "y y y y"}, {"role": "assistant", "content": said}]
+        for row in tokenize(Dialog(str(number), messages), tokenizer, max_length=128):
+            lengths = row.reply_ends - row.reply_starts
+            behind += zip(row.reply_starts.tolist(), lengths.tolist(), strict=True)
+    contexts, lengths = (np.array(each) for each in zip(*behind, strict=True))
+    is_long, is_full = lengths > 4, contexts > np.quantile(contexts, 0.9)
+    assert is_full.sum() > 100 and contexts.max() <= longest_prompt(128) == 112
+    assert is_long[is_full].mean() == pytest.approx(is_long.mean(), abs=0.12)
 
 
 def test_windows_keep_context(tokenizer):
