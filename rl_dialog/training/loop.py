@@ -232,7 +232,15 @@ class Trainer:
             train_rows, eval_rows = (in_units(rows, policy.value_unit) for rows in (train_rows, eval_rows))
         if policy.message_heads is not None and policy.start == "new" and method.draws_from_posterior:
             _start_message_heads(policy, train_rows)
+        had_held_out = len(eval_rows)
         train_rows, eval_rows = method.prepare(train_rows, eval_rows, self.tokenizer)
+        if had_held_out and not len(eval_rows):
+            warnings.warn(
+                f"the validation split ({had_held_out} rows) has nothing that "
+                f"{type(method).__name__.lower()} learns from, so there is no held-out loss and the best "
+                "checkpoint is the last one: prepare with a larger --validation",
+                stacklevel=2,
+            )
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
         if window and longest > window:
             raise UserError(

@@ -970,6 +970,16 @@ def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Pat
         make_trainer(tmp_path, "ilql", TrainerConfig(), rows=rows)
 
 
+def test_held_out_rows_that_a_method_cannot_use_are_told(tmp_path: Path) -> None:
+    """None of the five held-out dialogs is as good as those that tf_top keeps."""
+    rows = [
+        replace(row, rewards=np.full_like(row.rewards, float(i >= 5)))
+        for i, row in enumerate(make_rows(make_tokenizer(), 20))
+    ]
+    with pytest.warns(UserWarning, match=r"validation split \(5 rows\) has nothing that tftop learns from"):
+        make_trainer(tmp_path, "tf_top", TrainerConfig(), rows=rows)
+
+
 @pytest.mark.parametrize("method", ["ilql", "psi", "utterance_ilql", "kto", "dt", "chai"])
 def test_an_empty_reply_is_one_decision(method: str, tmp_path: Path) -> None:
     """Saying nothing is to end the turn at once: one action, with its reward, that every method can learn to
