@@ -28,6 +28,7 @@ class Game:
     limit = 40  # replies after which an unfinished episode is truncated
     horizon = 12  # replies that the good player looks ahead
     discount = 0.98  # of the good player's search, so that it likes to win soon
+    tells_all = True  # is the last user message all that matters?
 
     def start(self, chance: random.Random) -> Any:
         """The first state of an episode."""

@@ -18,6 +18,9 @@ import textarena as ta
 from textarena.envs.Blackjack.env import BlackjackEnv
 from textarena.envs.Chopsticks.env import ChopsticksEnv
 from textarena.envs.ConnectFour.env import ConnectFourEnv
+from textarena.envs.FrozenLake.env import FrozenLakeEnv
+from textarena.envs.GuessTheNumber.env import GuessTheNumberEnv
+from textarena.envs.KuhnPoker.env import KuhnPokerEnv
 from textarena.envs.LightsOut.env import LightsOutEnv
 from textarena.envs.Nim.env import NimEnv
 from textarena.envs.PigDice.env import PigDiceEnv
@@ -279,9 +282,154 @@ class TowerOfHanoi(TextArenaGame):
         return [f"[{a} {b}]" for a in "ABC" for b in "ABC" if top[a] < top[b]]
 
 
+class FrozenLake(TextArenaGame):
+    """A lake of four rows, from the top row down: P is the player, H a hole, G the goal, below on the right.
+    Holes are elsewhere in each episode. Worth 1 at the goal, and in a hole the share of the way that was
+    gone."""
+
+    players = 1
+    limit = 20
+
+    def rules(self) -> ta.Env:
+        return FrozenLakeEnv(size=4, num_holes=3)
+
+    def show(self, rules: ta.Env) -> str:
+        grid = [[cell.strip() or "." for cell in row] for row in rules.state.game_state["grid"]]
+        row, column = rules.state.game_state["player_pos"]
+        grid[row][column] = "P"
+        return "/".join("".join(row) for row in grid)
+
+    def legal(self, rules: ta.Env) -> list[str]:
+        return list(self._around(rules, rules.state.game_state["player_pos"]))
+
+    def good_moves(self, state: bytes) -> list[str]:
+        """Along the shortest ways round the holes."""
+        rules = pickle.loads(state)
+        steps, todo = {rules.state.game_state["goal_pos"]: 0}, [rules.state.game_state["goal_pos"]]
+        for place in todo:
+            for near in self._around(rules, place).values():
+                if near not in steps and rules.state.game_state["grid"][near[0]][near[1]] != "H":
+                    steps[near] = steps[place] + 1
+                    todo.append(near)
+        far = {
+            move: steps[near]
+            for move, near in self._around(rules, rules.state.game_state["player_pos"]).items()
+            if near in steps
+        }
+        return [move for move in far if far[move] == min(far.values())]
+
+    def _around(self, rules: ta.Env, place: tuple[int, int]) -> dict[str, tuple[int, int]]:
+        """Where each move leads from there."""
+        near = {
+            f"[{name}]": (place[0] + down, place[1] + right) for name, (down, right) in rules.actions.items()
+        }
+        return {
+            move: (row, column) for move, (row, column) in near.items() if 0 <= row < 4 and 0 <= column < 4
+        }
+
+
+class GuessTheNumber(TextArenaGame):
+    """A number from 1 to 20 in five guesses, worth 1. The user says `higher` or `lower`, so the state is the
+    whole conversation, and no exact answer can be read off the last message."""
+
+    players = 1
+    tells_all = False
+
+    def rules(self) -> ta.Env:
+        return GuessTheNumberEnv(1, 20, max_turns=4)  # it counts from 0
+
+    def show(self, rules: ta.Env) -> str:
+        guesses = rules.state.game_state["guess_history"]
+        return guesses[-1][1] if guesses else "a number from 1 to 20"
+
+    def legal(self, rules: ta.Env) -> list[str]:
+        return [f"[{number}]" for number in range(1, 21) if number not in rules.guessed_numbers]
+
+    def play(self, state: bytes, move: str, chance: random.Random) -> tuple[float, bytes | None]:
+        """TextArena pays for near misses too."""
+        reward, after = super().play(state, move, chance)
+        return float(reward == 1), after
+
+    def good_moves(self, state: bytes) -> list[str]:
+        """The middle of what is left."""
+        low, high = 1, 20
+        for guess, hint in pickle.loads(state).state.game_state["guess_history"]:
+            low, high = (max(low, guess + 1), high) if hint == "higher" else (low, min(high, guess - 1))
+        return [f"[{(low + high) // 2}]"]
+
+
+class KuhnPoker(TextArenaGame):
+    """Three rounds with jack, queen and king; the line holds the round, the chips won so far, one's card and
+    what was said in this round. The reward is what all chips won are worth, 250 each."""
+
+    CHIP, LOST = 250.0, -1000.0
+
+    def rules(self) -> ta.Env:
+        return KuhnPokerEnv(max_rounds=3)
+
+    def start(self, chance: random.Random) -> bytes:
+        rules = self.rules()
+        with own_luck(chance):
+            rules.reset(num_players=self.players)
+            rules.state.error_allowance, rules.said = 0, []  # in this round
+            self._until_our_turn(rules, chance)
+        return _freeze(rules)
+
+    def show(self, rules: ta.Env) -> str:
+        table = rules.state.game_state
+        card, said = "JQK"[table["player_cards"][0]], " ".join(rules.said) or "you begin"
+        return f"round {table['current_round']}, chips {self._won(rules)}, {card}, {said}"
+
+    def legal(self, rules: ta.Env) -> list[str]:
+        return [f"[{name}]" for name in rules.state.game_state["current_legal_action_tree"]]
+
+    def play(self, state: bytes, move: str, chance: random.Random) -> tuple[float, bytes | None]:
+        rules = pickle.loads(state)
+        with own_luck(chance):
+            self._say(rules, move)
+            self._until_our_turn(rules, chance)
+        return (self.CHIP * self._won(rules), None) if rules.state.done else (0.0, _freeze(rules))
+
+    def blunder(self, state: bytes) -> tuple[float, None]:
+        return self.LOST, None
+
+    def good_moves(self, state: bytes) -> list[str]:
+        """Bets with a king, bluffs with a jack, and calls with all but that."""
+        card = self.line(state).split(", ")[2]
+        if "[bet]" in self.moves(state):
+            return ["[check]"] if card == "Q" else ["[bet]"]
+        return ["[fold]"] if card == "J" else ["[call]"]
+
+    def _until_our_turn(self, rules: ta.Env, chance: random.Random) -> None:
+        while not rules.state.done and rules.state.current_player_id != 0:
+            self._say(rules, chance.choice(self.legal(rules)))
+
+    def _say(self, rules: ta.Env, move: str) -> None:
+        number = rules.state.game_state["current_round"]
+        _step(rules, move)
+        rules.said = [*rules.said, move] if rules.state.game_state["current_round"] == number else []
+
+    def _won(self, rules: ta.Env) -> int:
+        """Without the chip that is in the pot of every round, and of one more that TextArena deals at the
+        end."""
+        return rules.state.game_state["player_chips"][0] + 1
+
+
 GAMES = {
     game.__name__.lower(): game
-    for game in (Nim, TicTacToe, ConnectFour, Chopsticks, PigDice, Blackjack, LightsOut, TowerOfHanoi)
+    for game in (
+        Nim,
+        TicTacToe,
+        ConnectFour,
+        Chopsticks,
+        PigDice,
+        Blackjack,
+        LightsOut,
+        TowerOfHanoi,
+        FrozenLake,
+        GuessTheNumber,
+        KuhnPoker,
+    )
 }
 
 if __name__ == "__main__":
