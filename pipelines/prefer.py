@@ -39,7 +39,12 @@ from rl_dialog.data.database import database_url, is_missing, shown_url, without
 from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel
-from rl_dialog.preferences.earlier_runs import is_earlier, named_labels, with_names_since
+from rl_dialog.preferences.earlier_runs import (
+    as_it_saw,
+    is_earlier,
+    named_labels,
+    with_names_since,
+)
 from rl_dialog.preferences.environments import observes_pictures, probe
 from rl_dialog.preferences.exchange import check_source, take_over
 from rl_dialog.preferences.label_log import LabelLog
@@ -101,7 +106,8 @@ def _suited(config: PreferConfig) -> Suited:
     make_envs = vectors_of(config.env, _options(config))
     pictures = config.env not in CONTROL and observes_pictures(make_envs)
     observations = make_envs.keywords.get("observations", "")
-    return suited_to(config.env, observations, pictures=pictures, earlier=_is_earlier(config))
+    suited = suited_to(config.env, observations, pictures=pictures, earlier=_is_earlier(config))
+    return as_it_saw(_began(config), suited)
 
 
 def _options(config: PreferConfig) -> str:

@@ -84,7 +84,7 @@ def make_learner(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, learned:
 
 def least_clips(run: PreferenceRun) -> int:
     """Clips at hand before the first query."""
-    return min(run.clips, 2 * run.initial_labels, 200)
+    return min(run.clips, 2 * run.initial_labels, run.first_clips)
 
 
 def make_asker(run: PreferenceRun, make_envs: MakeEnvs, out: Path) -> Asker:

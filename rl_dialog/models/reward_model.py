@@ -50,6 +50,7 @@ class RewardModelConfig:
     # after the convolutions but the last, or the hidden layers but the last; a mask of its own for every step
     dropout: float = 0.0
     batchnorm: bool = False  # of the convolutions
+    coordinates: bool = False  # what the convolutions find is told by where it is
     scale: float = 1.0  # standard deviation of the normalised reward
     normalise_observations: bool = False  # that are numbers, by those of labelled clips (observations.py)
     scales: int = 1  # of numbers that are normalised; 2: they are there also as they come
@@ -71,11 +72,12 @@ class RewardModelConfig:
             raise UserError(
                 f"expected dropout in [0, 1) and a positive scale, got {self.dropout} and {self.scale}"
             )
-        if self.batchnorm and not self.pixels:
-            raise UserError(
-                "batchnorm belongs to the convolutions: expected it with observations (height, width, frames)"
-                " only"
-            )
+        for name in ("batchnorm", "coordinates"):
+            if getattr(self, name) and not self.pixels:
+                raise UserError(
+                    f"{name} belongs to the convolutions: expected it with observations (height, width, "
+                    "frames) only"
+                )
 
     @property
     def pixels(self) -> bool:
@@ -246,7 +248,13 @@ class _MemberLinear(nn.Module):
 
 class _Convolutions(nn.Module):
     """The original's four convolutions for each member, as groups of channels: bytes (N, H, W, frames) to (M,
-    N, size)."""
+    N, size).
+
+    With `coordinates` each of the last 16 filters says two numbers and not a picture: the mean place of what
+    it sees, weighted by softmax(what it sees) (Levine et al. 2016, arXiv 1504.00702). A reward that depends
+    on where something is has then a few weights to learn, the same for every place, and not some for each
+    place, of which a few hundred labels say little.
+    """
 
     def __init__(self, config: RewardModelConfig) -> None:
         super().__init__()
@@ -268,13 +276,26 @@ class _Convolutions(nn.Module):
                 f"{config.observation[1]}"
             )
         self.layers, self.norms, self.size = nn.ModuleList(layers), nn.ModuleList(norms), 16 * height * width
+        self.sharpness = None
+        if config.coordinates:
+            self.size = 2 * 16
+            self.sharpness = nn.Parameter(torch.ones(16 * config.members))  # its logarithm
 
     def forward(self, observations: Tensor) -> Tensor:
         hidden = (
             (observations.float() / 255).movedim(-1, 1).repeat(1, self.members, 1, 1)
         )  # (N, M frames, H, W)
         for i, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            hidden = F.leaky_relu(norm(layer(hidden)), SLOPE)
+            hidden = norm(layer(hidden))
             if i < len(self.layers) - 1:
-                hidden = F.dropout(hidden, self.dropout, self.training)
+                hidden = F.dropout(F.leaky_relu(hidden, SLOPE), self.dropout, self.training)
+        hidden = F.leaky_relu(hidden, SLOPE) if self.sharpness is None else self._places(hidden)
         return hidden.view(len(hidden), self.members, -1).movedim(0, 1)
+
+    def _places(self, seen: Tensor) -> Tensor:
+        """(N, filters, H, W) to (N, filters, 2): x and y, each from -1 to 1."""
+        height, width = seen.shape[2:]
+        odds = (seen.flatten(2) * self.sharpness.exp()[:, None]).softmax(-1).view_as(seen)
+        x = odds.sum(2) @ torch.linspace(-1, 1, width, device=seen.device)
+        y = odds.sum(3) @ torch.linspace(-1, 1, height, device=seen.device)
+        return torch.stack([x, y], -1)

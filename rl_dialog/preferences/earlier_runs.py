@@ -1,18 +1,20 @@
 """Runs that an earlier version began, and that go on with what it did.
 
-That version had no environments of Gymnasium's, cut no clips where episodes begin and did not normalise
-observations. Its prefer.yaml does not say so, because it had no names for these settings.
+That version had no environments of Gymnasium's, cut no clips where episodes begin, did not normalise
+observations and had no coordinates of what is seen. Its prefer.yaml does not say so, because it had no names
+for these settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rl_dialog.config import to_dict
 from rl_dialog.preferences.run_files import RunFiles
-from rl_dialog.preferences.settings import PreferenceRun
+from rl_dialog.preferences.settings import PreferenceRun, Suited
 
 
 def is_earlier(began: Mapping[str, Any], aligned_clips: float | None) -> bool:
@@ -25,6 +27,13 @@ def is_earlier(began: Mapping[str, Any], aligned_clips: float | None) -> bool:
     """
     went_on = aligned_clips is None and not began.get("aligned_clips")
     return bool(began) and ("normalise_observations" not in began or went_on)
+
+
+def as_it_saw(began: Mapping[str, Any], suited: Suited) -> Suited:
+    """What suits the environment of a run, with a reward of pictures in the shape that it began with."""
+    if not began or "coordinates" in began.get("model", {}):
+        return suited
+    return replace(suited, model=replace(suited.model, coordinates=False))
 
 
 def with_names_since(began: Mapping[str, Any], run: PreferenceRun, make_envs: Any) -> Mapping[str, Any]:

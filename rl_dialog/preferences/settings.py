@@ -52,6 +52,9 @@ class ModelSettings:
     """share of the features that are dropped, with a mask of its own for every step. Atari needs 0.5"""
     batchnorm: bool = False
     """normalise the outputs of the convolutions over a batch"""
+    coordinates: bool = False
+    """of pictures: what is seen is told by where it is, and not by a picture of it. Few labels teach more so,
+    where the reward depends on where something is"""
     scale: float = 1.0
     """standard deviation of the normalised reward"""
     normalise_observations: bool = False
@@ -92,6 +95,7 @@ class Suited:
     eval_episodes: int = 100
     normalise_observations: bool = False
     aligned_clips: float = 0.0
+    first_clips: int = 200
     averaging: float = 0.97
 
 
@@ -121,6 +125,14 @@ FRAMES = Suited(
     schedule_scale=50_000,
     reward=RewardTraining(learning_rate=3e-3),
     eval_every=10_000,
+)
+# Labels tell what a place is worth sooner than what each picture of one is, and sooner of many clips than of
+# few.
+DOT_PIXELS = replace(
+    FRAMES,
+    reward=RewardTraining(learning_rate=1e-3, begin_unsure=True, patience=10),
+    model=ModelSettings(coordinates=True),
+    first_clips=800,
 )
 ATARI = Suited(
     steps=10_000_000,
@@ -171,6 +183,7 @@ UNKNOWN_PICTURES = replace(
 SUITED = {  # by environment and observations
     "moving_dot": FRAMES,
     "moving_dot position": POSITION,
+    "moving_dot pixels": DOT_PIXELS,
     "pong": ATARI,
     "enduro": ATARI,
     "atari": ATARI,
@@ -262,6 +275,9 @@ class PreferenceRun:
     """steps of a clip; by default what suits the environment: a tenth of an episode, 10 to 25"""
     aligned_clips: float | None = None
     """share of the episodes whose first clip begins with them; by default what suits the environment"""
+    first_clips: int | None = None
+    """clips at hand before the first question, at most two for each initial label; by default what suits the
+    environment"""
     normalise_observations: bool | None = None
     """the policy sees observations that are numbers centred and divided by their deviations, and beside that
     as they come, compressed where they are large; by default yes, but for the environments that come with
@@ -295,7 +311,7 @@ class PreferenceRun:
     def check(self) -> None:
         """Raises UserError for numbers that cannot be."""
         at_least(self, steps=1, budget=1, initial_labels=1, num_envs=1, num_workers=0)
-        at_least(self, first_epochs=1, epochs=1, clips=2, save_every=1, save_total_limit=1)
+        at_least(self, first_epochs=1, epochs=1, clips=2, first_clips=2, save_every=1, save_total_limit=1)
         at_least(self, eval_every=0, eval_episodes=1, max_staleness=0, seed=0, clip_length=1)
         if not 0 <= self.aligned_clips <= 1:
             raise UserError(f"expected --aligned_clips between 0 and 1, got {self.aligned_clips}")
@@ -341,6 +357,6 @@ def completed(run: R, suited: Suited, clip_length: int, horizon: int = 0) -> R:
     }
     numbers["clip_length"] = clip_length
     names = ("first_epochs", "epochs", "schedule_scale", "eval_every", "eval_episodes", "aligned_clips")
-    names += ("averaging", "normalise_observations")
+    names += ("averaging", "first_clips", "normalise_observations")
     numbers |= {name: getattr(suited, name) for name in names}
     return replace(run, **{name: number for name, number in numbers.items() if getattr(run, name) is None})

@@ -2,6 +2,7 @@
 normaliser."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from rl_dialog.models.reward_model import RewardModel, RewardModelConfig, prefer
 ATARI = RewardModelConfig((84, 84, 4), 6, action_input="none", hidden=(64,), members=1)
 DOT = RewardModelConfig((2,), 5, action_input="number", hidden=(64, 64, 64), members=1)
 VECTOR = RewardModelConfig((3,), 4)
+PLACES = RewardModelConfig((64, 60, 2), 3, hidden=(64,), coordinates=True)
 
 
 def made(config, seed=0):
@@ -76,6 +78,7 @@ def test_the_loss_stays_finite_and_is_symmetric():
         VECTOR,
         RewardModelConfig((2,), 2, discrete=False),
         RewardModelConfig((48, 43, 2), 3, hidden=(64,)),
+        PLACES,
     ],
 )
 def test_a_batch_is_its_steps_one_by_one(config):
@@ -86,7 +89,9 @@ def test_a_batch_is_its_steps_one_by_one(config):
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("config", [VECTOR, RewardModelConfig((48, 43, 2), 3, hidden=(64,), batchnorm=True)])
+@pytest.mark.parametrize(
+    "config", [VECTOR, PLACES, RewardModelConfig((48, 43, 2), 3, hidden=(64,), batchnorm=True)]
+)
 def test_members_do_not_know_of_each_other(config):
     """The gradient of one member's reward is zero at every other member's weights, and they begin
     differently."""
@@ -98,6 +103,16 @@ def test_members_do_not_know_of_each_other(config):
         parts = parameter.grad.chunk(config.members)
         assert parts[1].abs().sum() > 0 or "bias" in name, name
         assert parts[0].abs().sum() == 0 and parts[2].abs().sum() == 0, name
+
+
+def test_coordinates_are_the_mean_place_of_what_is_seen():
+    convolutions = made(replace(PLACES, members=1)).convolutions
+    seen = torch.zeros(1, 2, 3, 5)
+    seen[0, 0, 2, 4], seen[0, 1, 1, 0] = 100.0, math.log(7.0)  # one place; 7 parts of 21
+    convolutions.sharpness = torch.nn.Parameter(torch.zeros(2))
+    places = convolutions._places(seen)[0]
+    torch.testing.assert_close(places[0], torch.tensor([1.0, 1.0]))
+    torch.testing.assert_close(places[1], torch.tensor([-6 / 21, 0.0]))
 
 
 def test_actions_count_as_configured():
@@ -184,6 +199,7 @@ def test_weights_and_normaliser_are_saved_as_one(tmp_path):
         {"dropout": 1.0},
         {"scale": 0.0},
         {"batchnorm": True},
+        {"coordinates": True},
         {"hidden": ()},
     ],
 )

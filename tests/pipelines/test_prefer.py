@@ -692,6 +692,9 @@ def test_what_suits_worlds_that_nobody_has_seen(tmp_path):
     run = resolved(replace(SMALL, env="moving_dot", **given))
     assert (run.clip_length, run.num_envs, run.averaging, run.eval_episodes) == (25, 32, 0.97, 100)
     assert not run.normalise_observations
+    dots = PreferConfig(env="moving_dot", env_options="observations=pixels", output_dir=str(tmp_path))
+    assert suited(dots)["model"]["coordinates"]
+    assert not suited(replace(dots, resume=True))["model"]["coordinates"]  # which that version had not
     for env, gamma in (("Pendulum-v1", 0.99), ("moving_dot", 0.9)):
         assert suited(PreferConfig(env=env))["ppo"]["gamma"] == gamma
 
