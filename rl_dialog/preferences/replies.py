@@ -178,13 +178,19 @@ def ratings_of(
 def held_out(
     labels: Preferences, splits: Sequence[str], *, validation: float, seed: int
 ) -> tuple[Preferences, Preferences]:
-    """(of the training split, of `splits`): a conversation is in the split of the first of its replies."""
-    split: dict[str, str] = {}  # its replies may have come from several places
-    group = _groups(labels.replies)
-    for reply in labels.replies:
-        split.setdefault(group[_key(reply)], split_of(reply, validation=validation, seed=seed))
+    """(of the training split, of `splits`): the splits of a data directory hold, whatever it was split by;
+    a reply that is from elsewhere goes with its conversation."""
+    group, split = _groups(labels.replies), {}
+
+    def place(reply: Spoken) -> tuple[str, str | None]:
+        return group[_key(reply)], reply.source.get("dialog") if "split" in reply.source else None
+
+    for reply in sorted(labels.replies, key=lambda reply: "split" not in reply.source):
+        own = split_of(reply, validation=validation, seed=seed)
+        split.setdefault(place(reply), own)  # a dialog may be in several directories: its first split holds
+        split.setdefault((group[_key(reply)], None), own)
     train, test = (
-        labels.where(lambda reply, of=of: split[group[_key(reply)]] in of) for of in (("train",), splits)
+        labels.where(lambda reply, of=of: split[place(reply)] in of) for of in (("train",), splits)
     )
     return train, test
 
@@ -247,12 +253,11 @@ def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) ->
 
 def by_context(ratings: Iterable[Rating]) -> list[list[Rating]]:
     """The ratings of each context, one for each text: the first. Replies that open a conversation share
-    none."""
+    none, and those of other splits have one of their own, so that no pair has a side in each."""
     contexts: dict[str, dict[str, Rating]] = {}
     for rating in (rating for rating in ratings if rating.reply.context):
-        contexts.setdefault(json.dumps(list(_turns(rating.reply.context))), {}).setdefault(
-            rating.reply.text, rating
-        )
+        context = [rating.reply.source.get("split"), *_turns(rating.reply.context)]
+        contexts.setdefault(json.dumps(context), {}).setdefault(rating.reply.text, rating)
     return [list(by_text.values()) for by_text in contexts.values()]
 
 

@@ -185,6 +185,44 @@ def test_replies_that_open_a_conversation_are_rated_on_their_own():
     assert [len(own.ratings) for _, own in folds(labels, 4, seed=0)] == [10] * 4
 
 
+def test_the_splits_of_a_data_directory_hold():
+    """Where all conversations begin alike they are split by dialog, and where a corpus names its groups by
+    these; the first user turn says nothing there. No pair has a side in each of two splits."""
+    start = [{"role": "user", "content": "start"}]
+    dialogs = [
+        Dialog(
+            f"d{n}",
+            [*start, {"role": "assistant", "content": f"move {n}", "rewards": {"logged": float(n % 2)}}],
+            split=("train", "train", "validation", "test")[n // 2 % 4],
+        )
+        for n in range(40)
+    ]
+    ratings = list(ratings_of(dialogs, "logged"))
+    labels = Preferences(pairs_of_ratings(ratings), ratings)
+    for splits in (("validation", "test"), ("test",)):
+        for wanted, part in zip(
+            (("train",), splits), held_out(labels, splits, validation=0.5, seed=0), strict=True
+        ):
+            assert len(part.ratings) == sum(dialog.split in wanted for dialog in dialogs)
+            assert part.pairs and {
+                reply.source["split"] for pair in part.pairs for reply in (pair.first, pair.second)
+            } == set(wanted)
+    assert {len(replies) for replies in several(rating.reply for rating in ratings)} == {20, 10}
+
+
+def test_what_has_no_split_goes_with_its_conversation():
+    """Replies of several places: a dialog that is in two directories stays in one split, and so does a reply
+    of elsewhere to what it begins with."""
+    sources = [{}, {"split": "test", "dialog": "d"}, {"split": "train", "dialog": "d"}]
+    ratings = [
+        Rating(Reply(context(n), f"say {k}", source), 1.0)
+        for n in range(20)
+        for k, source in enumerate(sources)
+    ]
+    train, test = held_out(Preferences([], ratings), ("test",), validation=0.5, seed=0)
+    assert not train.ratings and len(test.ratings) == 60
+
+
 @pytest.mark.parametrize(
     ("above", "below", "good"), [(0.0, False, "bc"), (1.0, False, "c"), (1.0, True, "ab"), (0.0, True, "a")]
 )
