@@ -152,15 +152,18 @@ class InUnits(nn.Module):
 
 
 def spread_of_returns(pieces: Sequence[Piece]) -> tuple[float, float]:
-    """(standard deviation, mean) of what followed each rated reply as far as it is known, undiscounted; where
-    all are equal their size, or 1, for the spread."""
-    followed = torch.cat(
-        [returns(piece.batch, 1.0, "turn")[piece.batch.turn_end & piece.batch.rated] for piece in pieces]
-    ).double()
+    """(standard deviation, mean) of what followed each rated reply as far as it is known, behind the cut of a
+    long conversation too, undiscounted; where all are equal their size, or 1, for the spread."""
+    followed = torch.cat([_followed(piece.batch) for piece in pieces]).double()
     if not len(followed):
         return 1.0, 0.0
     spread, level = float(followed.std(correction=0)), float(followed.mean())
     return spread if spread > 1e-6 * abs(level) else abs(level) or 1.0, level
+
+
+def _followed(batch: Batch) -> Tensor:
+    nothing = batch.rewards.new_zeros(len(batch.states))  # of what nobody knows
+    return returns(batch, 1.0, "turn", bootstrap=nothing)[batch.turn_end & batch.rated]
 
 
 def new_head(out: Outputs, settings: FQE, *, seed: int, unit: float, level: float) -> nn.Module:

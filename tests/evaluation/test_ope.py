@@ -10,7 +10,7 @@ import torch
 from rl_dialog.data.batch import collate
 from rl_dialog.data.schema import Dialog
 from rl_dialog.errors import UserError
-from rl_dialog.evaluation.fqe import FQE, Piece, evaluate_q, expected, fit
+from rl_dialog.evaluation.fqe import FQE, Piece, evaluate_q, expected, fit, spread_of_returns
 from rl_dialog.evaluation.intervals import difference, estimate, unpaired_difference
 from rl_dialog.evaluation.ope import (
     Behaviour,
@@ -108,6 +108,23 @@ def test_a_truncated_row_bootstraps_and_a_finished_one_does_not(chain, make_row)
     pi = CHAIN | {OTHER: (0.0, 1.0, 0.0, 0.0)}
     assert value([*chain, cut], pi).first[-1] == pytest.approx(0.5 + 0.8, abs=0.02)
     assert value([*chain, ended], pi).first[-1] == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_unit_is_that_of_whole_conversations(make_row):
+    """A conversation that earns 1, 2, 4 and is cut behind its first reply: 7 and 6, 4. What a cut one that
+    was never finished goes on to earn is not known, nor what follows a reply that nobody rated."""
+    cut, rest = (
+        make_row([START, A], [(1, 1, 1.0)], True),
+        make_row([THEN, B, OTHER, C], [(1, 1, 2.0), (3, 3, 4.0)]),
+    )
+    known = {"later_rewards": np.float32([2, 4]), "later_tokens": np.int32([1, 1]), "later_done": True}
+    for row, followed in (
+        (replace(cut, **known), [7.0, 6.0, 4.0]),
+        (cut, [1.0, 6.0, 4.0]),
+        (replace(cut, **known | {"later_rewards": np.float32([2, NAN])}), [1.0, 6.0, 4.0]),
+    ):
+        found = spread_of_returns([tabular([row, rest], CHAIN | {OTHER: (0.25,) * 4})])
+        assert found == pytest.approx((np.std(followed), np.mean(followed)))
 
 
 def test_what_nobody_rated_is_learned_from_what_was(chain, make_row):
