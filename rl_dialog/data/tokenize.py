@@ -132,6 +132,13 @@ class Row:
         )
 
 
+def rewards_of_dialogs(rows: Sequence[Row]) -> list[np.ndarray]:
+    """(R,) the rewards of each dialog, once, of the rows of a split: the windows of a dialog stand behind one
+    another, and the first one knows what all of its replies earned."""
+    goes_on = [False, *(len(row.later_rewards) > 0 for row in rows)]
+    return [row.all_rewards for row, is_later in zip(rows, goes_on, strict=False) if not is_later]
+
+
 # English endings, words with at most one capital letter, words of scripts without case, single signs, spaces;
 # a space belongs to what follows it.
 WORDS = (

@@ -17,7 +17,7 @@ from torch import Tensor
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.missing import judged_by
 from rl_dialog.data.pairs import widest_pairs
-from rl_dialog.data.tokenize import Row
+from rl_dialog.data.tokenize import Row, rewards_of_dialogs
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios
 from rl_dialog.methods.method import Loss, Method, Outputs, check_ranges
@@ -68,7 +68,7 @@ class DPO(Method):
         self, train: Sequence[Row], validation: Sequence[Row], tokenizer: Any
     ) -> tuple[list[Row], list[Row]]:
         """Pairs as neighbours, the better one first. Raises UserError when the training split has none."""
-        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], who="dpo")
+        by = judged_by(self.by, "to_go", rewards_of_dialogs(train), who="dpo")
         pairs = list(self._pairs(train, by))
         if not pairs:
             raise UserError(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_dialog.data.batch import Batch
 from rl_dialog.data.missing import judged_by, unrated
-from rl_dialog.data.tokenize import Row
+from rl_dialog.data.tokenize import Row, rewards_of_dialogs
 from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import log_ratios, row_log_ratios
 from rl_dialog.methods.dpo import replies
@@ -67,7 +67,7 @@ class KTO(Method):
 
         Replies without a reward are neither, and left out. Raises UserError when all are good or all bad.
         """
-        by = judged_by(self.by, "to_go", [row.all_rewards for row in train], who="kto")
+        by = judged_by(self.by, "to_go", rewards_of_dialogs(train), who="kto")
         all_rewards = np.concatenate([row.rewards if by == "reply" else row.returns for row in train])
         rewards = all_rewards[~np.isnan(all_rewards)].astype(float)
         if not len(rewards):

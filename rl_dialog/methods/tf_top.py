@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rl_dialog.data.missing import judged_by, unrated
-from rl_dialog.data.tokenize import Row
+from rl_dialog.data.tokenize import Row, rewards_of_dialogs
 from rl_dialog.errors import UserError
 from rl_dialog.methods.bc import BC
 
@@ -43,7 +43,7 @@ class TFTop(BC):
         """
         if not 0 < self.fraction <= 1:
             raise UserError(f"expected a fraction in (0, 1], got {self.fraction}")
-        by = judged_by(self.by, "dialog", [row.all_rewards for row in train], who="tf_top")
+        by = judged_by(self.by, "dialog", rewards_of_dialogs(train), who="tf_top")
         scores = _scores(train, by)
         flat = np.concatenate(scores)
         known_scores = flat[~np.isnan(flat)]

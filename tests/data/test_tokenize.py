@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rl_dialog.data import tokenize as tokenize_module
+from rl_dialog.data.pairs import rewards_of
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import (
     CHAT_TEMPLATE,
@@ -30,6 +31,7 @@ from rl_dialog.data.tokenize import (
     longest_prompt,
     message_ends,
     require_hub_name_or_directory,
+    rewards_of_dialogs,
     tokenize,
     train_tokenizer,
 )
@@ -550,6 +552,29 @@ def test_windows_keep_context(tokenizer):
             by_hand(tokenizer, [reply("a10 a10 a10 a10")])
         )  # the largest message: one more would not have fitted
         assert first + size > 32
+
+
+def test_rewards_of_dialogs_are_counted_once_however_many_windows_they_have(tokenizer):
+    dialogs = [
+        Dialog(
+            "d",
+            [
+                m
+                for k in range(length)
+                for m in (
+                    {"role": "user", "content": f"question {k} " * 4},
+                    {"role": "assistant", "content": f"answer {k}", "reward": reward},
+                )
+            ],
+        )
+        for length, reward in ((1, 3.0), (12, None), (2, 1.0), (9, 2.0), (1, None))
+    ]
+    rows = [row for dialog in dialogs for row in tokenize(dialog, tokenizer, max_length=64)]
+    assert len(rows) > 10
+    found = rewards_of_dialogs(rows)
+    assert [len(rewards) for rewards in found] == [1, 12, 2, 9, 1] and rewards_of_dialogs([]) == []
+    for rewards, dialog in zip(found, dialogs, strict=True):
+        np.testing.assert_array_equal(rewards, rewards_of(dialog).astype(np.float32))
 
 
 def test_the_system_prompt_stands_in_front_of_every_window(tokenizer):

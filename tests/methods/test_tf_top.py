@@ -21,6 +21,22 @@ def rows(make_row):
     return [make_row([9, 1, 2, 9, 3], [(1, 2, 1.0), (4, 4, -2.0)]), make_row([9, 5], [(1, 1, 3.0)])]
 
 
+def test_replies_of_a_long_dialog_count_once_however_many_windows_it_has(make_row):
+    """Six of ten replies are rated. Each window knows what stands behind it: 4 + 3 + 2 of the unrated."""
+    unrated = [
+        replace(
+            make_row([9, 1], [(1, 1, NAN)], count > 0),
+            later_rewards=np.full(count, NAN, np.float32),
+            later_tokens=np.ones(count, np.int32),
+            later_done=True,
+        )
+        for count in (3, 2, 1, 0)
+    ]
+    rated = [make_row([9, 2, 9, 3], [(1, 1, 1.0), (3, 3, float(n))]) for n in range(3)]
+    with pytest.warns(UserWarning, match="tf_top judges by dialog: 6 of 10 replies have a reward"):
+        assert kept(prepare(TFTop(threshold=2.5), [*unrated, *rated])) == [[1.0, 2.0]]
+
+
 def prepare(method, rows):
     train, _ = method.prepare(rows, rows, None)
     return train
