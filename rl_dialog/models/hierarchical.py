@@ -1,7 +1,7 @@
 """Hierarchical recurrent language models of dialogs over a flat row of tokens: HRED (Sordoni et al. 2015,
 arXiv 1507.02221), VHRED (Serban et al. 2016, arXiv 1605.06069) and VHCR (Park et al. 2018, arXiv 1804.03424).
 
-    logits = output embedding x the decoder's state
+    logits = output embedding x the decoder's state + a level of each word
 
 hierarchical_trunk.py says how the decoder's states come about. A message ends at the tokens that
 `message_ends` (data/tokenize.py) finds in the chat template. To everything else the model is a causal LM
@@ -37,12 +37,12 @@ class LatentGenerationMixin(GenerationMixin):
 
 
 class HierarchicalLM(HierarchicalPreTrained, LatentGenerationMixin):
-    """The causal LM: logits = output embedding x the decoder's states."""
+    """The causal LM: logits = output embedding x the decoder's states, + a level of each word."""
 
     def __init__(self, config: HierarchicalConfig) -> None:
         super().__init__(config)
         self.model = HierarchicalModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.output_bias)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -56,6 +56,14 @@ class HierarchicalLM(HierarchicalPreTrained, LatentGenerationMixin):
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.lm_head = value
+
+    @torch.no_grad()
+    def start_at(self, counts: Tensor) -> None:
+        """A new model begins by saying each word as often as it is said at all, counts (V,). Left to find
+        that in its states, it does little else for hundreds of updates."""
+        if self.lm_head.bias is not None:
+            often = counts + 1.0  # a word that was never said is not impossible
+            self.lm_head.bias.copy_((often / often.sum()).log())
 
     def forward(
         self,

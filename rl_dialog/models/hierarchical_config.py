@@ -14,8 +14,9 @@ Latent = Literal["none", "message", "conversation"]
 class HierarchicalConfig(PretrainedConfig):
     """H hidden numbers in `num_hidden_layers` GRUs each of encoder and decoder; `latent` says which of the
     three models it is: none (HRED), message (VHRED), conversation (VHCR); `decoder_reads_context` whether its
-    decoder has context and latents at each word, as new ones do, or at its start alone, as older checkpoints
-    do, whose config.json does not name it."""
+    decoder has context and latents at each word, as new ones do, or at its start alone; `output_bias` whether
+    each word has a level of its own among the logits. Older checkpoints, whose config.json names neither,
+    have neither."""
 
     model_type = "hierarchical"
 
@@ -28,6 +29,7 @@ class HierarchicalConfig(PretrainedConfig):
         latent: Latent = "none",
         latent_size: int = 32,
         decoder_reads_context: bool = False,
+        output_bias: bool = False,
         dropout: float = 0.0,
         word_drop: float = 0.0,
         sentence_drop: float = 0.0,
@@ -50,7 +52,7 @@ class HierarchicalConfig(PretrainedConfig):
             )
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.message_end_ids, self.latent, self.latent_size = list(message_end_ids), latent, latent_size
-        self.decoder_reads_context = decoder_reads_context
+        self.decoder_reads_context, self.output_bias = decoder_reads_context, output_bias
         self.dropout, self.word_drop, self.sentence_drop = dropout, word_drop, sentence_drop
         self.kl_annealing, self.free_bits, self.bow_weight = kl_annealing, free_bits, bow_weight
         self.emotion_weight, self.embedding_weight = emotion_weight, embedding_weight

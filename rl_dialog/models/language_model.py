@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -101,16 +102,23 @@ class ModelConfig:
 
 
 def load_lm(
-    config: ModelConfig, tokenizer: Any, *, teachers: Mapping[str, dict[str, Any]] | None = None
+    config: ModelConfig,
+    tokenizer: Any,
+    *,
+    teachers: Mapping[str, dict[str, Any]] | None = None,
+    begun: Path | None = None,
 ) -> PreTrainedModel:
     """The causal LM of a ModelConfig in float32, with room for every token of the tokenizer. A reply ends at
     the tokenizer's end of turn, and at the special tokens that the model itself names as ends. `teachers`:
-    those of the data, as its manifest has them. Raises UserError when it cannot be loaded."""
+    those of the data, as its manifest has them; `begun`: a checkpoint of the run that goes on, whose new
+    model was perhaps made otherwise than today. Raises UserError when it cannot be loaded."""
     chosen = chosen_teachers(config, teachers or {})
     if config.model_name_or_path:
         lm = open_causal_lm(config.model_name_or_path)
     else:
-        lm = AutoModelForCausalLM.from_config(_new_lm_config(config, tokenizer, chosen), dtype=torch.float32)
+        made = begun is not None and (begun / "config.json").is_file()  # with LoRA it is the adapters alone
+        made = AutoConfig.from_pretrained(begun) if made else _new_lm_config(config, tokenizer, chosen)
+        lm = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
     if len(tokenizer) > (known := lm.get_input_embeddings().num_embeddings):
         lm.resize_token_embeddings(len(tokenizer))
         if config.use_peft:
@@ -277,6 +285,7 @@ def _new_hierarchical_config(
         message_end_ids=message_ends(tokenizer),
         latent=LATENTS[config.family],
         decoder_reads_context=True,
+        output_bias=True,
         max_position_embeddings=config.context,
         bos_token_id=None,
         eos_token_id=None,

@@ -325,7 +325,9 @@ class Policy(PreTrainedModel, LatentGenerationMixin):
         words = None
         if terms.words is not None:
             states = batch.states[: batch.decisions]
-            scores = self.output_layer.scores(self.lm, terms.words.flatten(0, 1)[states])
+            # Without the levels of words: where these say how often each is said, a bag has only the latent
+            # to gain by, which then tells what the context would have told.
+            scores = Linear(terms.words.flatten(0, 1)[states], self.lm.get_output_embeddings().weight)
             words = config.bow_weight * scores.nll(batch.actions)[0]
         return Bound(kl, weight * terms.penalty(granted * config.free_bits), words)
 

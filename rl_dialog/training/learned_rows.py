@@ -7,11 +7,19 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rl_dialog.data.missing import to_go, unrated
 from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Method
+
+
+def said_counts(rows: Sequence[Row], vocabulary: int) -> Tensor:
+    """(V,) how often each token is said in the replies."""
+    said = np.concatenate([np.empty(0, np.int32), *(row.input_ids[row.assistant] for row in rows)])
+    return torch.from_numpy(np.bincount(said, minlength=vocabulary))
 
 
 def shifted(rows: Sequence[Row], shift: float) -> Sequence[Row]:

@@ -31,6 +31,7 @@ from rl_dialog.models.checkpoint import freeze_prior, lengths_of, method_name, r
 from rl_dialog.models.language_model import LATENTS, ModelConfig, check_family, chosen_teachers, load_lm
 from rl_dialog.models.policy import Policy
 from rl_dialog.models.prior import proper_weights
+from rl_dialog.training.learned_rows import said_counts
 from rl_dialog.training.logger import NOTES, check_tracker, write_note
 from rl_dialog.training.loop import Evaluate, Trainer, TrainerConfig
 
@@ -192,11 +193,14 @@ def load_trainer(
         # a run folder stands for its best checkpoint
         model = replace(model, model_name_or_path=resolve(model.model_name_or_path))
     teachers = load_manifest(run.data).get("teachers", {})
-    policy = Policy(load_lm(model, tokenizer, teachers=teachers), run.method, model)
+    begun = Path(resolve(output_dir)) if (output_dir / "latest").is_file() else None
+    policy = Policy(load_lm(model, tokenizer, teachers=teachers, begun=begun), run.method, model)
     if model.model_name_or_path:
         policy.start, policy.lengths = (of(model.model_name_or_path) for of in (start_of, lengths_of))
     taught = policy.message_heads is not None and run.method.draws_from_posterior
     rows = [list(read_rows(run.data, split, taught=taught)) for split in ("train", "validation")]
+    if policy.start == "new" and policy.is_hierarchical:
+        policy.lm.start_at(said_counts(rows[0], len(tokenizer)))
     trainer_settings = {"evaluate": evaluate, "report": report, "describe": model_card(run, output_dir.name)}
     notes += notes_before(run, measured=evaluate is not None)
     with noting(notes, output_dir):

@@ -334,16 +334,20 @@ def test_latents_are_drawn_in_the_format_of_the_weights(tokenizer, family, dtype
 def test_a_checkpoint_whose_decoder_reads_its_context_at_its_start_alone_goes_on_as_it_was(
     tokenizer, tmp_path
 ):
-    """Its config.json does not name the other way, nor do its weights have it: it is new models without what
-    they read beside each word."""
+    """Its config.json names neither the other way nor the words' levels, nor do its weights have them: it is
+    new models without what they read beside each word, and without these levels."""
     policy, ids, seeds = make(tokenizer, "vhcr"), some_rows(tokenizer), torch.tensor([5, 6, 7])
-    for parameter in policy.lm.model.reminder.parameters():
+    for parameter in (*policy.lm.model.reminder.parameters(), policy.lm.lm_head.bias):
         nn.init.zeros_(parameter)
     older = copy.deepcopy(policy.lm)
-    older.model.reminder, older.config.decoder_reads_context = None, False
+    older.model.reminder, older.lm_head.bias = None, None
+    older.config.decoder_reads_context = older.config.output_bias = False
     older.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(file.read_text().replace('"decoder_reads_context": false,', ""))
+    text = file.read_text()
+    for name in ("decoder_reads_context", "output_bias"):
+        text = text.replace(f'"{name}": false,', "")
+    file.write_text(text)
     opened = load_lm(ModelConfig(model_name_or_path=str(tmp_path)), tokenizer).eval()
     cache, expected = MessageStates(), policy.lm(ids, noise=seeds).logits
     parts = [
@@ -351,6 +355,16 @@ def test_a_checkpoint_whose_decoder_reads_its_context_at_its_start_alone_goes_on
     ]
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-4, rtol=1e-4)
     assert cache.state.reminder.shape == (3, 0)
+
+
+@torch.no_grad()
+def test_a_new_model_says_each_word_as_often_as_it_is_said(tokenizer):
+    """And a word that was never said once in all."""
+    policy, counts = make(tokenizer, "hred"), torch.arange(len(tokenizer))
+    policy.lm.lm_head.weight.zero_()
+    policy.lm.start_at(counts)
+    shares = policy(torch.tensor([[9, 8]])).logits.softmax(2)
+    torch.testing.assert_close(shares, ((counts + 1) / (counts + 1).sum()).expand(1, 2, -1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -220,7 +220,7 @@ def test_the_posterior_is_for_cloning_and_the_prior_for_values(tokenizer):
 
 
 def test_bag_of_words_by_hand(tokenizer):
-    """Uniform over V words, n words: n ln V."""
+    """Uniform over V words, n words: n ln V, whatever the words' levels."""
     policy = policy_of(tokenizer, "vhred", bow_weight=1.0).train()
     nn.init.zeros_(policy.lm.lm_head.weight)
     batch = collate([tokenize(Dialog("0", TALK), tokenizer)[0]])

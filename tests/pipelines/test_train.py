@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,9 @@ from envs.small_talk import write_logs
 from pipelines import evaluate, prepare, train
 from rl_dialog.cluster.data import connect
 from rl_dialog.config import load_config
+from rl_dialog.data.shards import read_rows
 from rl_dialog.errors import UserError
+from rl_dialog.models import language_model
 from rl_dialog.training.start import load_trainer, notes_before
 
 ROOT = Path(__file__).parents[2]
@@ -334,3 +337,36 @@ def test_a_world_of_ones_own_is_played_by_workers_of_every_kind(
         result = json.loads(done.stdout.splitlines()[-1])
         found.append((result["figures"], result["references"]))
     assert found[0] == found[1] == found[2] and found[0][1] == {"a word each": 2.0}
+
+
+def test_a_new_hierarchical_model_begins_with_the_words_of_the_replies(folder: Path) -> None:
+    flags = ["--data", str(folder / "data"), "--output_dir", str(folder / "runs" / "words")]
+    flags += ["--model.family", "hred", "--model.width", "16"]
+    config = load_config(train.TrainConfig, flags, choices=train.CHOICES)
+    trainer = load_trainer(config, Path(config.output_dir), [], device=torch.device("cpu"))
+    rows = list(read_rows(config.data, "train"))
+    bias = trainer.policy.get_output_embeddings().bias
+    said = sum(np.bincount(row.input_ids[row.assistant], minlength=len(bias)) for row in rows)
+    said = torch.from_numpy(said)
+    torch.testing.assert_close(bias.detach().exp(), (said + 1) / (said + 1).sum())
+    # the words alone make replies likelier than equal shares of the vocabulary do
+    assert trainer._evaluation()["eval/nll"] < np.log(len(bias)) - 0.5
+
+
+def test_a_run_goes_on_with_the_model_that_it_began_with(folder: Path, monkeypatch) -> None:  # noqa: ANN001
+    """A new model made by an earlier version, whose output has no levels of words."""
+    flags = ["--data", str(folder / "data"), "--output_dir", str(folder / "runs" / "begun_before"), "--quiet"]
+    flags += ["--model.family", "hred", "--model.width", "16", "--report_to", "none", "--max_steps"]
+    today = language_model._new_hierarchical_config
+
+    def older(*arguments: object) -> object:
+        config = today(*arguments)
+        config.output_bias = False
+        return config
+
+    with monkeypatch.context() as patch:
+        patch.setattr(language_model, "_new_hierarchical_config", older)
+        train.main(load_config(train.TrainConfig, [*flags, "2"], choices=train.CHOICES))
+    result = train.main(load_config(train.TrainConfig, [*flags, "3", "--resume"], choices=train.CHOICES))
+    assert result["step"] == 3
+    assert json.loads((Path(result["latest"]) / "config.json").read_text())["output_bias"] is False
