@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 
@@ -161,6 +162,25 @@ def rate_of_targets(alpha: float | None, updates: int, progress: float) -> float
 def minimum(scores: tuple[Tensor, ...]) -> Tensor:
     """Elementwise minimum over the heads: the pessimistic estimate of clipped double Q-learning."""
     return reduce(torch.minimum, scores)
+
+
+@torch.no_grad()
+def lift(nll_q: Tensor, nll: Tensor, pull: float, support: float) -> Tensor:
+    """(N,) what a conservative term adds to Q of logged tokens that the logs say often, to be taken off y.
+
+    sum_a p_a (Q_a - y_a)^2 - w p_a log softmax(Q)_a is least at Q_a = y_a + w/2 (1 - s_a / p_a), s =
+    softmax(Q): where replies are worth the same, what is said often is lifted over what is said less, and
+    steering by that would say it still oftener, though no reward says so. What is seldom said stays held
+    down, because its mean is one of few samples. So this is the lift where p, the clone, is twice `support`
+    or more, and less and less of it down to `support`.
+
+    Args:
+        nll_q: -log s of the logged tokens.
+        nll: -log p of the same.
+        pull: w/2.
+    """
+    often = ((-nll).exp() / support - 1).clamp(0, 1)
+    return pull * often * (1 - (nll.clamp(max=-math.log(support)) - nll_q).exp())
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods.backup import (
     expectile,
     following,
+    lift,
     minimum,
     rate_of_targets,
     returns,
@@ -31,12 +32,13 @@ class ILQL(Method):
 
     Expectile V, TD Q, a CQL term and a (weighted) cloning term; acts on log p + beta (min Q - V).
 
-    L_Q   = sum_i (Q_i(s,a) - y)^2,  y = r + gamma V(s')            V' online, no gradient; 0 after the end
+    L_Q   = sum_i (Q_i(s,a) - y + l_i)^2,  y = r + gamma V(s')      V' online, no gradient; 0 after the end
     L_V   = |tau - 1[u<0]| u^2,      u = x - V(s)                   x = min_i Q'_i of the whole reply, Q' the
                                                                     Polyak targets
     L_CQL = sum_i -log softmax(Q_i(s,.))[a]
     L_DM  = sum_i sum_b max(Q_i(s,b) - Q_i(s,a) + dm_margin, 0)^2   with Q_i(s,.) / cql_temperature in L_CQL
     L_LM  = -w log p(a|s),           w = min(exp(awac_beta (min_i Q'_i(s,a) - V(s))), awac_clip)
+    l_i   = what L_CQL adds to Q_i(s,a) where p(a|s) is large (`lift` of backup.py)
     L     = q_weight L_Q + v_weight L_V + cql_weight L_CQL + dm_weight L_DM + awac_weight L_LM
             each averaged over decisions
 
@@ -76,6 +78,9 @@ class ILQL(Method):
     """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
     cql_temperature: float = 1.0
     """temperature of the softmax in the conservative term"""
+    cql_support: float = 0.1
+    """the conservative term moves no Q of a token that p says at least twice as often as this, and fully
+    those that it says less than this; 1 moves all, as published"""
     dm_weight: float = 0.0
     """weight of the margin term: the taken token's Q above all others by dm_margin. It builds all of Q: for
     small vocabularies"""
@@ -128,7 +133,7 @@ class ILQL(Method):
             above_0=("cql_temperature", "lm_temperature", "awac_clip"),
             at_least_0=("q_weight", "v_weight", "cql_weight", "dm_weight", "awac_weight", "transition_weight")
             + ("top_k", "target_kl"),
-            shares=("warmup", "alpha"),
+            shares=("warmup", "alpha", "cql_support"),
         )
         if self.extraction == "sign" and not 0 < (self.beta or 0) < 1:
             raise UserError(
@@ -172,7 +177,12 @@ class ILQL(Method):
 
     @property
     def reads_lm(self) -> bool:
-        return bool(self.awac_weight or self.transition_weight) or self.reg_to == "base_policy"
+        return bool(self.awac_weight or self.transition_weight or self._lifts) or self.uses_prior
+
+    @property
+    def _lifts(self) -> bool:
+        """Is what the conservative term does taken off y?"""
+        return bool(self.q_weight and self.cql_weight) and self.cql_support < 1 and not self.uses_prior
 
     @property
     def uses_prior(self) -> bool:
@@ -200,12 +210,15 @@ class ILQL(Method):
         y = started_from_returns(
             self.target(out, batch), batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach()
         )
-        q = tuple(q.at(actions) for q in out.q)
-        q_loss = sum(((y - q_i).square() * rated).sum() for q_i in q)
-
-        lm, nll, cql = entropies or self._cross_entropies(
+        lm, nll, conservative = entropies or self._cross_entropies(
             out, actions, self._cloning_weights(advantage.detach())
         )
+        cql = sum((total for total, _ in conservative), out.v.new_zeros(()))
+        q, targets = tuple(q.at(actions) for q in out.q), [y] * len(out.q)
+        if self._lifts:
+            pull = self.cql_weight / (2 * self.q_weight * self.cql_temperature)
+            targets = [y - lift(nll_q, nll, pull, self.cql_support) for _, nll_q in conservative]
+        q_loss = sum(((y_i - q_i).square() * rated).sum() for y_i, q_i in zip(targets, q, strict=True))
         total = (
             self.q_weight * q_loss + self.v_weight * v_loss + self.cql_weight * cql + self.awac_weight * lm
         )
@@ -263,19 +276,21 @@ class ILQL(Method):
 
     def _cross_entropies(
         self, out: Outputs, actions: Tensor, weight: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(L_LM, -log p of the logged tokens, L_CQL) as sums; zeros for terms of weight 0."""
+    ) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+        """(L_LM as a sum, -log p of the logged tokens, [(L_CQL of a head as a sum, -log softmax(Q) of the
+        logged tokens)]); zeros for terms of weight 0."""
         zero = out.v.new_zeros(())
         q = tuple(q_i.scaled(1 / self.cql_temperature) for q_i in out.q) if self.cql_weight else ()
         if self.reg_to == "base_policy":
             lm, base, *q = (scores.rows(slice(0, len(actions))) for scores in (out.lm, out.prior, *q))
             lm_loss = cross_entropy(lm, base) if self.awac_weight else zero
-            return lm_loss, _without_gradient(lm, actions), sum((cross_entropy(q_i, base) for q_i in q), zero)
+            return lm_loss, _without_gradient(lm, actions), [(cross_entropy(q_i, base), zero) for q_i in q]
         if self.awac_weight:
             (lm, nll), cql = nll_together(out.lm, q, actions, weight)
         else:
-            (lm, nll), cql = (zero, zero), [q_i.nll(actions) for q_i in q]
-        return lm, nll, sum((total for total, _ in cql), zero)
+            cql, lm = [q_i.nll(actions) for q_i in q], zero
+            nll = _without_gradient(out.lm, actions) if self._lifts else zero
+        return lm, nll, cql
 
     def _cloning_weights(self, advantage: Tensor) -> Tensor:
         if self.awac_weights == "sign":

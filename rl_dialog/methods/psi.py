@@ -12,6 +12,7 @@ from rl_dialog.data.batch import Batch
 from rl_dialog.methods.backup import (
     following,
     gumbel,
+    lift,
     minimum,
     rate_of_targets,
     started_from_returns,
@@ -62,17 +63,28 @@ class Psi(Method):
     y"""
     cql_weight: float = 0.3
     """weight of the conservative term that keeps Q low on tokens the logs never, or seldom, took"""
+    cql_support: float = 0.1
+    """the conservative term moves no Q of a token that p says at least twice as often as this, and fully
+    those that it says less than this; 1 moves all"""
     alpha: float | None = None
     """Polyak rate of the targets, once per optimizer step; by default 100 over the number of updates, at the
     end 10"""
 
     heads: ClassVar[Heads] = Heads(q=2, v=True, target=True)
     trains_lm: ClassVar[bool] = False
-    reads_lm: ClassVar[bool] = False
     plain_lm: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, above_0=("c",), at_least_0=("target_kl", "cql_weight"), shares=("warmup", "alpha"))
+        check_ranges(
+            self,
+            above_0=("c",),
+            at_least_0=("target_kl", "cql_weight"),
+            shares=("warmup", "alpha", "cql_support"),
+        )
+
+    @property
+    def reads_lm(self) -> bool:
+        return self.cql_weight > 0 and self.cql_support < 1
 
     def suited(self, strength: float) -> Psi:
         return self.with_strength(strength) if self.c is None else self
@@ -98,8 +110,14 @@ class Psi(Method):
         y = started_from_returns(y, batch, self.warmup, self.gamma, self.discount, bootstrap=out.v.detach())
         y = y - self.charge(q_target - v.detach())
         q = tuple(q.at(batch.actions) for q in out.q)
-        q_loss = sum(((y - q_i).square() * rated).sum() for q_i in q)
-        cql = sum(q.nll(batch.actions)[0] for q in out.q) if self.cql_weight else q_loss.new_zeros(())
+        conservative = [q.nll(batch.actions) for q in out.q] if self.cql_weight else []
+        cql, targets = sum((total for total, _ in conservative), v.new_zeros(())), [y] * len(q)
+        if self.reads_lm:
+            nll = out.lm.nll(batch.actions)[1]
+            targets = [
+                y - lift(nll_q, nll, self.cql_weight / 2, self.cql_support) for _, nll_q in conservative
+            ]
+        q_loss = sum(((y_i - q_i).square() * rated).sum() for y_i, q_i in zip(targets, q, strict=True))
         metrics = {
             "q_loss": q_loss,
             "v_loss": v_loss,

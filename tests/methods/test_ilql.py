@@ -18,7 +18,8 @@ from rl_dialog.methods.backup import discounts
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense, Linear, LowRank
 
-PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
+# Values travel token by token, and the conservative term moves every Q, as in the papers.
+PUBLISHED = {"backup": "token", "discount": "token", "cql_support": 1.0}
 ILQL = partial(methods.ILQL, **PUBLISHED)
 
 # Two decisions, actions 1 and 0, rewards 0 and 1, then the end (spec/asapp_offline_rl.md, the row "ilql

@@ -13,7 +13,8 @@ from rl_dialog.methods.backup import returns
 from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense, Linear, LowRank, reduce_minimum
 
-PUBLISHED = {"backup": "token", "discount": "token"}  # values travel token by token, as in the papers
+# Values travel token by token, and the conservative term moves every Q, as in the papers.
+PUBLISHED = {"backup": "token", "discount": "token", "cql_support": 1.0}
 AWAC = partial(methods.AWAC, **PUBLISHED)
 CQL = partial(methods.CQL, **PUBLISHED)
 ILQL = partial(methods.ILQL, **PUBLISHED)

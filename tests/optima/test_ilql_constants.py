@@ -9,6 +9,8 @@ itself ends within 1e-5.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -20,9 +22,8 @@ A, B, C, U = 0, 1, 2, 3
 
 def iql(tau: float, **fields) -> ILQL:
     """ILQL with its value part only, undiscounted."""
-    return ILQL(
-        tau=tau, **(PUBLISHED | {"gamma": 1.0, "cql_weight": 0.0, "awac_weight": 0.0, "alpha": 1.0} | fields)
-    )
+    plain = {"gamma": 1.0, "cql_weight": 0.0, "cql_support": 1.0, "awac_weight": 0.0, "alpha": 1.0}
+    return ILQL(tau=tau, **(PUBLISHED | plain | fields))
 
 
 def near(value: float, tolerance: float = 1e-4):
@@ -303,6 +304,28 @@ def test_the_conservative_term_alone_clones(learn, bandit):
     learned = learn(iql(0.5, q_weight=0.0, cql_weight=1.0), bandit((A, 1, 7), (B, 5, 3)), 2)
     for head in range(2):
         assert torch.tensor(learned.q([A], head=head)).softmax(0).tolist() == [near(0.7), near(0.3)]
+
+
+def test_what_is_often_said_is_not_lifted_for_that(learn, bandit):
+    """Both arms pay 1, and A is said three times as often: they are worth the same, and a policy of any
+    strength says what the logs say. With the whole term A would be said the oftener the stronger it is."""
+    arms, fields = bandit((A, 1, 3), (B, 1, 1)), {"cql_weight": 0.3, "awac_weight": 1.0, "beta": 10.0}
+    learned = learn(iql(0.5, **fields, cql_support=0.1), arms, 2, steps=400)
+    assert learned.q([A]) == [near(1.0, 1e-3), near(1.0, 1e-3)]
+    assert learned.chances([A]) == [near(0.75, 0.01), near(0.25, 0.01)]
+    whole = learn(iql(0.5, **fields), arms, 2, steps=400)
+    (high, low), chance = whole.q([A]), whole.chances([A])[0]
+    # 2 p (Q - 1) = w (p - softmax(Q)) for both
+    assert 1.5 * (high - 1) == near(0.3 * (0.75 - 1 / (1 + math.exp(low - high))), 1e-3) and chance > 0.9
+
+
+def test_what_is_seldom_said_is_held_down(learn, bandit):
+    """One reply in 25 pays 1 more: below `cql_support` the term moves Q of it, and of nothing else."""
+    arms, fields = bandit((A, 0, 24), (B, 1, 1)), {"cql_weight": 0.3, "awac_weight": 1.0}
+    often, seldom = learn(iql(0.5, **fields, cql_support=0.1), arms, 2, steps=800).q([A])
+    share = 1 / (1 + math.exp(often - seldom))  # softmax(Q) of B
+    assert often == near(0.0, 0.01)
+    assert 2 * 0.04 * (seldom - 1) == near(0.3 * (0.04 - share), 2e-3) and seldom < 0.5
 
 
 def test_the_conservative_term_sinks_what_nobody_said(learn, bandit):

@@ -58,7 +58,10 @@ def test_the_published_loss_row_through_the_trainer(published, train, row):
     row does.
     """
     metrics = train(
-        published(ILQL(**PUBLISHED, tau=0.7, gamma=0.99, cql_weight=0.1, awac_weight=1.0)), [row], 1, 0.0
+        published(ILQL(**PUBLISHED, tau=0.7, gamma=0.99, cql_weight=0.1, cql_support=1.0, awac_weight=1.0)),
+        [row],
+        1,
+        0.0,
     )
     expected = {
         "q_loss": 0.121204,
