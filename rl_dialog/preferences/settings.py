@@ -130,8 +130,10 @@ FRAMES = Suited(
 # few.
 DOT_PIXELS = replace(
     FRAMES,
-    reward=RewardTraining(learning_rate=1e-3, begin_unsure=True, patience=10),
+    reward=RewardTraining(learning_rate=1e-3, begin_unsure=True),
     model=ModelSettings(coordinates=True),
+    first_epochs=20,
+    epochs=1,
     first_clips=800,
 )
 ATARI = Suited(

@@ -1,18 +1,24 @@
 """What a method would answer in a game if it learned perfectly what the logs say: whole replies as actions,
-the logs' own frequencies, values by iteration over the logged process."""
+the logs' own frequencies, values by iteration over the logged process.
+
+    python -m tests.learning.exact_answers nim --noise 3      what the conservative term of ilql does to that
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
-from rl_dialog.data.schema import Dialog
+from rl_dialog.data.schema import Dialog, read_jsonl
 from rl_dialog.methods import DT, METHODS, Method, TFTop
+from rl_dialog.methods.method import STRENGTH
 from tests.worlds.text_game import Game
 
 Table = dict[
@@ -38,9 +44,10 @@ def exact_policy(
     gamma: float,
     backup: Callable[[Choice, Choice], float],
     act: Callable[[Choice, Choice], Choice],
+    hold: Callable[[Choice, Choice], Choice] = lambda p, q: q,
 ) -> dict[str, Choice]:
     """act(p, Q) in every logged state, Q being that of V(s) = backup(p, Q) in the logged process, by value
-    iteration."""
+    iteration. `hold`: what else moves Q."""
     value, policy = defaultdict(float), {}
     for _ in range(60):
         for state, replies in table.items():
@@ -50,6 +57,7 @@ def exact_policy(
                 a: sum(r + gamma * (value[s] if s else 0.0) for r, s in said) / len(said)
                 for a, said in replies.items()
             }
+            q = hold(p, q)
             value[state], policy[state] = backup(p, q), act(p, q)
     return policy
 
@@ -114,6 +122,27 @@ def soft_at(c: float) -> Callable[[Choice, Choice], float]:
         return top + c * math.log(sum(p[a] * math.exp((q[a] - top) / c) for a in p))
 
     return backup
+
+
+def held(weight: float, support: float, unit: float = 1.0) -> Callable[[Choice, Choice], Choice]:
+    """Q, in rewards, where the TD error and the conservative term of this weight are at rest: 2 p_a (Q_a -
+    y_a) = w_a (p_a - softmax(Q)_a), Q in units of `unit`, by Newton's method. w_a falls to 0 from p_a =
+    `support` to twice that."""
+
+    def hold(p: Choice, q: Choice) -> Choice:
+        share, target = np.array(list(p.values())), np.array([q[a] for a in p]) / unit
+        weights, found = weight * (1 - (share / support - 1).clip(0, 1)), target.copy()
+        for _ in range(50):
+            soft = np.exp(found - found.max())
+            soft /= soft.sum()
+            slope = np.diag(2 * share) + weights[:, None] * (np.diag(soft) - np.outer(soft, soft))
+            step = np.linalg.solve(slope, 2 * share * (found - target) - weights * (share - soft))
+            found = found - step
+            if abs(step).max() < 1e-9:
+                break
+        return dict(zip(p, unit * found, strict=True))
+
+    return hold
 
 
 def best_of(n: int) -> Callable[[Choice, Choice], Choice]:
@@ -204,3 +233,35 @@ def exact_of(method: Method, unit: float, table: Table, dialogs: list[Dialog]) -
         case _:
             return None
     return exact_policy(table, getattr(method, "gamma", 1.0), backup, act)
+
+
+def main() -> None:
+    """The exact answer of ilql with its conservative term everywhere, as by default, and nowhere."""
+    from tests.worlds.textarena_games import GAMES, write_logs
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("game", choices=sorted(GAMES))
+    parser.add_argument("--noise", type=float, default=0.0, help="deviation of what is added to each outcome")
+    options = parser.parse_args()
+    game, chance = GAMES[options.game], random.Random(3)
+    with tempfile.TemporaryDirectory() as folder:
+        write_logs(game, f"{folder}/logs.jsonl", 2500, 1)
+        dialogs = list(read_jsonl(f"{folder}/logs.jsonl"))
+    for dialog in dialogs:
+        dialog.messages[dialog.replies[-1]]["reward"] += chance.gauss(0, options.noise)
+    table, starts = table_of(dialogs)
+    rewards = [np.array([dialog.messages[i]["reward"] for i in dialog.replies]) for dialog in dialogs]
+    unit = float(np.std(np.concatenate([each[::-1].cumsum() for each in rewards])))
+    strength = STRENGTH * math.sqrt(np.mean([n for each in rewards for n in range(1, len(each) + 1)]))
+    for weight, support in ((0.3, 1.0), (0.3, 0.1), (0.0, 1.0)):
+        lean, hold = tilted(strength / unit), held(weight, support, unit)
+        answer = exact_policy(table, 0.99, expectile_at(0.7), lean, hold)
+        greedy = {state: {max(choice, key=choice.get): 1.0} for state, choice in answer.items()}
+        earned = return_in_logs(answer, table, starts)
+        played, likeliest = (return_in_game(each, game, 2000) for each in (answer, greedy))
+        about = f"in the logs {earned:.3f}, in the game {played:.3f}, greedy {likeliest:.3f}"
+        print(f"cql_weight {weight}, cql_support {support}: {about}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import pytest
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.tokenize import tokenize, train_tokenizer
 from rl_dialog.methods import AWAC, BC, BCQ, DBCQ, DPO, DT, KTO, TFTop
-from tests.learning.exact_answers import exact_of, return_in_logs, table_of
+from tests.learning.exact_answers import exact_of, held, return_in_logs, table_of
 
 EARNED = [("a", 1), ("b", 0), ("c", 1), ("a", 1), ("c", 0), ("b", 0), ("c", 0), ("c", 0)]
 
@@ -56,6 +56,20 @@ def test_what_an_answer_earns_if_it_never_says_some_reply() -> None:
     table, starts = table_of(dialogs)
     answer = exact_of(BCQ(threshold=0.6), 1.0, table, dialogs)
     assert return_in_logs(answer, table, starts) == pytest.approx(1 / 4)
+
+
+def test_the_conservative_term_at_rest() -> None:
+    """Replies of equal worth: with the term everywhere what is often said is lifted; by default only what is
+    seldom said moves, in proportion to how far it is below twice the support."""
+    p, q = {"a": 0.75, "b": 0.25}, {"a": 2.0, "b": 2.0}
+    lifted = held(0.3, 1.0, unit=2.0)(p, q)
+    soft = 1 / (1 + math.exp((lifted["b"] - lifted["a"]) / 2))
+    assert lifted["a"] / 2 - 1 == pytest.approx(0.3 * (0.75 - soft) / 1.5)
+    assert lifted["b"] / 2 - 1 == pytest.approx(-0.3 * (0.75 - soft) / 0.5)
+    assert held(0.3, 0.1)(p, q) == pytest.approx(q)
+    low = held(0.3, 0.1)({"a": 0.85, "b": 0.15}, q)
+    soft = 1 / (1 + math.exp(low["a"] - low["b"]))
+    assert low["a"] == pytest.approx(2) and low["b"] - 2 == pytest.approx(0.15 * (0.15 - soft) / 0.3)
 
 
 def test_no_answer_is_made_up() -> None:

@@ -158,6 +158,9 @@ def main() -> None:
     parser.add_argument(
         "--strength", type=float, help="how far to lean on values, per spread of returns; in those tables 8"
     )
+    parser.add_argument(
+        "--cql_support", type=float, help="where the conservative term acts; in most tables of the page 1"
+    )
     parser.add_argument("--dialogs", type=int, default=2500, help="how many are logged")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -176,6 +179,8 @@ def main() -> None:
             for name in options.methods:
                 method = FROM_LOGS[name]()
                 method = method.suited(options.strength) if options.strength else method
+                if options.cql_support is not None and hasattr(method, "cql_support"):
+                    method = replace(method, cql_support=options.cql_support)
                 policy = trial.train(method, seed, clone, max_steps=options.max_steps)
                 played = trial.returns(policy), trial.returns(policy, do_sample=False)
                 way, told = played[0].mean() - cloned, "no exact answer"
