@@ -183,6 +183,12 @@ def lift(nll_q: Tensor, nll: Tensor, pull: float, support: float) -> Tensor:
     return pull * often * (1 - (nll.clamp(max=-math.log(support)) - nll_q).exp())
 
 
+def lifted_error(q: Tensor, y: Tensor, lifts: Tensor | float, rated: Tensor) -> Tensor:
+    """(N,) squared errors of Q to y without its `lift`; where there is no y, because a reply was not rated,
+    nothing but the gradient that takes the lift off, which the conservative term gives to that reply too."""
+    return torch.where(rated, (y - lifts - q).square(), 2 * lifts * (q - q.detach()))
+
+
 @torch.no_grad()
 def row_log_ratios(lm: Scores, batch: Batch) -> Tensor:
     """(B,) log pi - log p of each row, summed over its decisions; p is batch.prior_logp."""

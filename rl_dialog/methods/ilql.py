@@ -15,6 +15,7 @@ from rl_dialog.methods.backup import (
     expectile,
     following,
     lift,
+    lifted_error,
     minimum,
     rate_of_targets,
     returns,
@@ -214,11 +215,11 @@ class ILQL(Method):
             out, actions, self._cloning_weights(advantage.detach())
         )
         cql = sum((total for total, _ in conservative), out.v.new_zeros(()))
-        q, targets = tuple(q.at(actions) for q in out.q), [y] * len(out.q)
+        q, lifts = tuple(q.at(actions) for q in out.q), [0.0] * len(out.q)
         if self._lifts:
             pull = self.cql_weight / (2 * self.q_weight * self.cql_temperature)
-            targets = [y - lift(nll_q, nll, pull, self.cql_support) for _, nll_q in conservative]
-        q_loss = sum(((y_i - q_i).square() * rated).sum() for y_i, q_i in zip(targets, q, strict=True))
+            lifts = [lift(nll_q, nll, pull, self.cql_support) for _, nll_q in conservative]
+        q_loss = sum(lifted_error(q_i, y, l_i, rated).sum() for q_i, l_i in zip(q, lifts, strict=True))
         total = (
             self.q_weight * q_loss + self.v_weight * v_loss + self.cql_weight * cql + self.awac_weight * lm
         )

@@ -13,6 +13,7 @@ from rl_dialog.methods.backup import (
     following,
     gumbel,
     lift,
+    lifted_error,
     minimum,
     rate_of_targets,
     started_from_returns,
@@ -29,7 +30,10 @@ class Psi(Method):
 
     pi = p exp((Q - V) / c), p the language model as it was loaded, which stays as it is.
 
-    L_Q = sum_i (Q_i(s,a) - y)^2,    y = r + gamma V(s')            V' online, no gradient; 0 after the end
+    L_Q = sum_i (Q_i(s,a) - y + l_i)^2,
+                                     y = r + gamma V(s')            V' online, no gradient; 0 after the end
+                                     l_i what L_CQL adds to Q_i(s,a) where p(a|s) is large (`lift` of
+                                     backup.py)
     L_V = c^2 (exp z - z - 1),       z = (min_i Q'_i - V(s)) / c    Q' of the whole reply, Polyak targets:
                                                                     V = c log E_p exp(Q / c); a straight line
                                                                     beyond z = 2, and with 0.1
@@ -111,13 +115,11 @@ class Psi(Method):
         y = y - self.charge(q_target - v.detach())
         q = tuple(q.at(batch.actions) for q in out.q)
         conservative = [q.nll(batch.actions) for q in out.q] if self.cql_weight else []
-        cql, targets = sum((total for total, _ in conservative), v.new_zeros(())), [y] * len(q)
+        cql, lifts = sum((total for total, _ in conservative), v.new_zeros(())), [0.0] * len(q)
         if self.reads_lm:
             nll = out.lm.nll(batch.actions)[1]
-            targets = [
-                y - lift(nll_q, nll, self.cql_weight / 2, self.cql_support) for _, nll_q in conservative
-            ]
-        q_loss = sum(((y_i - q_i).square() * rated).sum() for y_i, q_i in zip(targets, q, strict=True))
+            lifts = [lift(nll_q, nll, self.cql_weight / 2, self.cql_support) for _, nll_q in conservative]
+        q_loss = sum(lifted_error(q_i, y, l_i, rated).sum() for q_i, l_i in zip(q, lifts, strict=True))
         metrics = {
             "q_loss": q_loss,
             "v_loss": v_loss,

@@ -313,6 +313,9 @@ def test_what_is_often_said_is_not_lifted_for_that(learn, bandit):
     learned = learn(iql(0.5, **fields, cql_support=0.1), arms, 2, steps=400)
     assert learned.q([A]) == [near(1.0, 1e-3), near(1.0, 1e-3)]
     assert learned.chances([A]) == [near(0.75, 0.01), near(0.25, 0.01)]
+    unrated = bandit((A, math.nan, 9), (B, math.nan, 3))  # which the term holds like any other
+    values = learn(iql(0.5, **fields, cql_support=0.1), arms + unrated, 2, steps=1600).q([A])
+    assert values == [near(1.0, 1e-3), near(1.0, 1e-3)]
     whole = learn(iql(0.5, **fields), arms, 2, steps=400)
     (high, low), chance = whole.q([A]), whole.chances([A])[0]
     # 2 p (Q - 1) = w (p - softmax(Q)) for both
