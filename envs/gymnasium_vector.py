@@ -17,9 +17,12 @@ All episodes must have one length, because their ends tell what nobody has label
 steps of reward. Where an environment ends some of them sooner, `ends` says what is to be done:
 
     refuse    raise UserError
-    absorb    stay at the last observation, with reward 0, until the time limit
+    absorb    the end state follows, with reward 0, until the time limit: an observation of zeros with a 1
+              behind them, where all others have a 0 (Kostrikov et al. 2019, arXiv 1809.02925); of pictures a
+              black one
     restart   go on with the environment's next start until the time limit
     allow     let them end
+    hold      the last observation follows, with reward 0, until the time limit
 
 With `pictures` what `render` draws of the first environments is in `infos["pictures"]`.
 """
@@ -50,7 +53,7 @@ PROBED = 3  # episodes by which the time limit is found out
 PATIENCE = 20_000  # steps of such an episode
 LARGEST = float(np.finfo(np.float32).max)  # of what networks read
 FILMED = 4  # one in so many environments is drawn
-Ends = Literal["refuse", "absorb", "restart", "allow"]
+Ends = Literal["refuse", "absorb", "restart", "allow", "hold"]
 # Of Gymnasium's own, those whose episodes end sooner for some policies; a random one may not show it.
 ENDING = frozenset(
     {
@@ -61,8 +64,8 @@ ENDING = frozenset(
     }
 )
 REMEDY = (
-    "its ends would tell the policy what nobody has labelled. Say `--ends absorb` (it stays where it ended, "
-    "with reward 0, until the time limit), `--ends restart` (its next start follows), or `--ends allow`"
+    "its ends would tell the policy what nobody has labelled. Say `--ends absorb` (a state without reward "
+    "follows, as long as the others go on), `--ends restart` (its next start follows), or `--ends allow`"
 )
 
 
@@ -109,6 +112,9 @@ class GymnasiumVector(VectorEnv):
         frames: observations that are seen at a time; 0: 1 of numbers, 4 pictures.
         max_episode_steps: the time limit; 0: what the environment itself says or shows.
         ends: see above.
+        absorbed_steps: with absorb, how long an episode is in the end state before it is cut off, as it is by
+            its time limit; 0: until then. What is to come of a state that never changes is soon known, and
+            where most episodes fall at once, little else would be seen.
         pictures: True: draw a quarter of the environments, the first ones; a number: so many.
 
     Raises UserError for spaces that policies do not understand, for an environment without a time limit, with
@@ -119,19 +125,23 @@ class GymnasiumVector(VectorEnv):
     envs: Sequence[gymnasium.Env] = ()
 
     def __init__(self, name: str, num_envs: int = 1, *, worker: int = 0, frames: int = 0,
-                 max_episode_steps: int = 0, ends: Ends = "refuse",
+                 max_episode_steps: int = 0, absorbed_steps: int = 0, ends: Ends = "refuse",
                  pictures: bool | int = False) -> None:  # fmt: skip
-        if num_envs < 1 or frames < 0 or max_episode_steps < 0:
-            sizes = f"{num_envs}, {frames}, {max_episode_steps}"
+        if num_envs < 1 or min(frames, max_episode_steps, absorbed_steps) < 0:
+            sizes = f"{num_envs}, {frames}, {max_episode_steps}, {absorbed_steps}"
             raise UserError(
-                f"expected num_envs of at least 1, no negative frames or max_episode_steps, got {sizes}"
+                "expected num_envs of at least 1, and no negative frames, max_episode_steps or "
+                f"absorbed_steps, got {sizes}"
             )
         if ends not in get_args(Ends):
             raise UserError(f"--ends: expected one of {', '.join(get_args(Ends))}, got {ends!r}")
-        self.name, self.num_envs, self.worker, self.ends = name, num_envs, worker, ends
+        self.name, self.num_envs, self.worker = name, num_envs, worker
+        self.ends, self.absorbed_steps = ends, absorbed_steps
         self.filmed = -(-num_envs // FILMED) if pictures is True else min(int(pictures), num_envs)
         self.envs = [made(name, drawn=i < self.filmed, steps=max_episode_steps) for i in range(num_envs)]
         self._see, single = seeing(name, self.envs[0].observation_space)
+        if ends == "absorb" and single.dtype != np.uint8:
+            self._see, single = _with_a_place_for_the_end(self._see, single)
         self.frames = frames or (4 if single.dtype == np.uint8 else 1)
         self.single_observation_space = _stacked(single, self.frames)
         self._act, self.single_action_space = acting(name, self.envs[0].action_space)
@@ -144,7 +154,7 @@ class GymnasiumVector(VectorEnv):
         self.seen = np.zeros(self.observation_space.shape, single.dtype)
         self.steps = np.zeros(num_envs, np.int64)  # of the running episode
         self.ended = np.zeros(num_envs, bool)
-        self.absorbed = np.zeros(num_envs, bool)
+        self.absorbed = np.zeros(num_envs, np.int64)  # steps since its end, with the last before it
         self.running = False
         self.picture_shape: tuple[int, ...] = ()  # of the first one that was drawn
 
@@ -190,7 +200,7 @@ class GymnasiumVector(VectorEnv):
             env.close()
 
     def _start(self, i: int, seed: int | None) -> None:
-        self.steps[i], self.ended[i], self.absorbed[i] = 0, False, False
+        self.steps[i], self.ended[i], self.absorbed[i] = 0, False, 0
         seen = self._see(started(self.name, self.envs[i], seed))
         self._check(i, "observation", seen)
         self.seen[i] = np.tile(seen, self.frames)
@@ -213,7 +223,9 @@ class GymnasiumVector(VectorEnv):
         limit = bool(self.steps[i] >= self.horizon)
         if self.absorbed[i]:
             self._take(i, self.seen[i][..., -(self.seen.shape[-1] // self.frames) :])
-            return 0.0, False, limit
+            cut = self.absorbed[i] == self.absorbed_steps
+            self.absorbed[i] += 1
+            return 0.0, False, bool(limit or cut)
         observation, reward, terminated, truncated, _ = stepped(self.name, self.envs[i], self._act(action))
         self._check_reward(i, reward)
         early = (terminated or truncated) and not limit
@@ -222,14 +234,17 @@ class GymnasiumVector(VectorEnv):
                 f"{self.name}: expected episodes of {self.horizon} steps, got one that ended after "
                 f"{self.steps[i]}: {REMEDY}"
             )
-        self._take(i, self._see(observation))
-        if early and self.ends != "allow":
-            if self.ends == "absorb":
-                self.absorbed[i] = True
-            else:
-                self._take(i, self._see(started(self.name, self.envs[i])))
-            return float(reward), False, False
-        return float(reward), bool(terminated and self.ends == "allow"), bool(truncated or limit)
+        seen = self._see(observation)
+        if not early or self.ends == "allow":
+            self._take(i, seen)
+            return float(reward), bool(terminated and self.ends == "allow"), bool(truncated or limit)
+        if self.ends == "restart":
+            self._take(i, seen)
+            self._take(i, self._see(started(self.name, self.envs[i])))
+        else:
+            self._take(i, _end_like(seen) if self.ends == "absorb" else seen)
+            self.absorbed[i] = 1
+        return float(reward), False, False
 
     def _take(self, i: int, observation: np.ndarray) -> None:
         """The newest behind the others."""
@@ -366,6 +381,22 @@ def seeing(name: str, space: spaces.Space) -> tuple[Callable[[Any], np.ndarray],
         raise UserError(f"{name}: expected observations of at least one number, got {space}")
     see = lambda observation: spaces.flatten(space, observation).astype(np.float32)  # noqa: E731
     return partial(_as_said, name, space, see), spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+
+def _with_a_place_for_the_end(
+    see: Callable[[Any], np.ndarray], space: spaces.Box
+) -> tuple[Callable[[Any], np.ndarray], spaces.Box]:
+    """The same with a 0 behind the numbers, which is 1 in the end state alone."""
+    wider = spaces.Box(-np.inf, np.inf, (space.shape[0] + 1,), np.float32)
+    return lambda observation: np.append(see(observation), np.float32(0)), wider
+
+
+def _end_like(seen: np.ndarray) -> np.ndarray:
+    """The end state, of one observation's shape."""
+    end = np.zeros_like(seen)
+    if end.dtype != np.uint8:
+        end[-1] = 1
+    return end
 
 
 def _as_said(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs import vectors_of
+from envs import vectors_of, with_options
 from rl_dialog.config import read_yaml
 from rl_dialog.data.files import write_json
 from rl_dialog.errors import UserError
@@ -26,6 +26,7 @@ from rl_dialog.evaluation.control_report import write_episodes
 from rl_dialog.evaluation.films import MOST_GIF_FPS, mp4_library
 from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel
+from rl_dialog.preferences.earlier_runs import environment_options
 from rl_dialog.preferences.run_files import find_checkpoint, find_reward
 from rl_dialog.run import at_least, claim_output
 
@@ -95,8 +96,12 @@ def _make_envs(config: PlayConfig, folder: Path | None) -> Any:
     if not config.env and "env" not in settings:
         where = f"{config.checkpoint} has no run's prefer.yaml around it that says where its policy plays"
         raise UserError(f"expected --env: {where}")
-    own = settings.get("env_options", "") if config.env in ("", settings.get("env")) else ""
-    return vectors_of(config.env or settings["env"], config.env_options or own)
+    own = environment_options(settings) if config.env in ("", settings.get("env")) else ""
+    options = config.env_options or own
+    if "absorbed_steps=" in options and not config.env_options:
+        # to the time limit, or the reward's own return of an episode would depend on how long it is
+        options = with_options(config.env or settings["env"], options, {"absorbed_steps": 0})
+    return vectors_of(config.env or settings["env"], options)
 
 
 def _reward_folder(config: PlayConfig, checkpoint: Path, folder: Path | None) -> Path | None:

@@ -41,6 +41,7 @@ from rl_dialog.models.control_policy import ControlPolicy, shape_of
 from rl_dialog.models.reward_model import RewardModel
 from rl_dialog.preferences.earlier_runs import (
     as_it_saw,
+    environment_options,
     is_earlier,
     named_labels,
     with_names_since,
@@ -71,6 +72,7 @@ from rl_dialog.run import (
 # --resume takes no others
 FIXED = ("env", "env_options", "clip_length", "model", "normalise_observations", "algorithm", "num_envs")
 OF_GYMNASIUM = ("frames", "max_episode_steps", "ends")  # flags that are arguments of such an environment
+ABSORBED = 25  # steps of the end state: the longest clip by default is full of it
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,11 @@ class PreferConfig(OriginalNames, ResumableOutput, OnCluster):
     pictures"""
     max_episode_steps: int | None = None
     """environments of Gymnasium's only: steps of an episode; by default what the environment itself says"""
-    ends: Literal["refuse", "absorb", "restart", "allow"] | None = None
+    ends: Literal["refuse", "absorb", "restart", "allow", "hold"] | None = None
     """environments of Gymnasium's only: what to do with episodes that end sooner than others, which tells the
-    policy what nobody has labelled. refuse (the default), absorb: stay there without reward until the
-    time limit, restart: go on with the next start until then, allow"""
+    policy what nobody has labelled. refuse (the default), absorb: a state without reward follows that goes on
+    for ever, restart: the next start follows until the time limit, allow, hold: the last observation follows
+    without reward until then"""
     synchronous: bool = False
     """one role after the other in one process, reproducible to the bit; for oracles"""
     report_to: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
@@ -112,7 +115,11 @@ def _suited(config: PreferConfig) -> Suited:
 
 def _options(config: PreferConfig) -> str:
     flags = {name: getattr(config, name) for name in OF_GYMNASIUM}
-    return with_options(config.env, config.env_options, flags)
+    options = with_options(config.env, config.env_options, flags)
+    if began := _began(config):
+        return environment_options(began, options)
+    more = {"absorbed_steps": ABSORBED} if "ends=absorb" in options.split(",") else {}
+    return options if "absorbed_steps=" in options else with_options(config.env, options, more)
 
 
 def _is_earlier(config: PreferConfig) -> bool:

@@ -1,8 +1,8 @@
 """Runs that an earlier version began, and that go on with what it did.
 
 That version had no environments of Gymnasium's, cut no clips where episodes begin, did not normalise
-observations and had no coordinates of what is seen. Its prefer.yaml does not say so, because it had no names
-for these settings.
+observations, had no coordinates of what is seen and no state behind the end of an episode. Its prefer.yaml
+does not say so, because it had no names for these settings.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ def as_it_saw(began: Mapping[str, Any], suited: Suited) -> Suited:
     return replace(suited, model=replace(suited.model, coordinates=False))
 
 
+def environment_options(began: Mapping[str, Any], given: str | None = None) -> str:
+    """The environment's options in the settings of a run, or those `given` as it would have understood them:
+    where nothing is said of the steps that it absorbs, episodes that had ended stayed at their last
+    observation."""
+    options = began.get("env_options", "")
+    given = options if given is None else given
+    return given if "absorbed_steps=" in options else given.replace("ends=absorb", "ends=hold")
+
+
 def with_names_since(began: Mapping[str, Any], run: PreferenceRun, make_envs: Any) -> Mapping[str, Any]:
     """The settings in the folder of a run that goes on, with what such a version did without having a name
     for it. `make_envs`: the constructor of its environments, a `partial` (envs/__init__.py)."""
@@ -43,6 +52,7 @@ def with_names_since(began: Mapping[str, Any], run: PreferenceRun, make_envs: An
         return began
     usual = to_dict(type(run)())
     groups = {name: usual[name] | value for name, value in began.items() if isinstance(value, dict)}
+    groups["env_options"] = environment_options(began)
     if "normalise_observations" in began:
         return {**began, **groups}
     clip_length = getattr(make_envs.func, "clip_length", run.clip_length)

@@ -44,6 +44,18 @@ class Falls(Walk):
         observation, reward, _, truncated, _ = super().step(action)
         return observation, reward, self.sum - 1.5 * self.n >= 1, truncated, {}
 
+class Seen(Falls):
+    '''The same as pictures.'''
+    observation_space = Box(0, 255, (84, 84), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full((84, 84), 9, np.uint8), {}
+
+    def step(self, action):
+        _, *told = super().step(action)
+        return (np.full((84, 84), 9, np.uint8), *told)
+
 class Guess(Walk):
     '''It ends where the action is not the number that was drawn.'''
     action_space, length = Discrete(3), 80
@@ -165,11 +177,14 @@ def test_a_flag_of_its_own_replaces_an_option():
 
 
 def test_episodes_that_end_sooner():
-    """The fall after two steps: absorbed it stays there without reward, restarted it goes on from 0, allowed
-    it ends."""
+    """The fall after two steps: absorbed the end state follows without reward, others stay there, restarted
+    it goes on from 0, allowed it ends."""
     make = vectors_of("plain_worlds:Falls", "max_episode_steps=5")
     actions = [[1]] * 5
     seen, rewards, ends = played(make(1, ends="absorb"), actions)
+    assert seen[:, 0].tolist() == [[0, 0], [2, 0], [0, 1], [0, 1], [0, 1], [0, 1]]
+    assert rewards[:, 0].tolist() == [1, 1, 0, 0, 0] and ends[:, 0].tolist() == [False] * 4 + [True]
+    seen, rewards, ends = played(make(1, ends="hold"), actions)
     assert seen[:, 0, 0].tolist() == [0, 2, 4, 4, 4, 4]
     assert rewards[:, 0].tolist() == [1, 1, 0, 0, 0] and ends[:, 0].tolist() == [False] * 4 + [True]
     seen, rewards, ends = played(make(1, ends="restart"), actions)
@@ -177,6 +192,27 @@ def test_episodes_that_end_sooner():
     assert rewards.sum() == 5 and ends[:, 0].tolist() == [False] * 4 + [True]
     seen, rewards, ends = played(make(1, ends="allow"), actions)
     assert ends[:, 0].tolist() == [False, True, False, False, True]
+
+
+def test_an_end_state_that_is_left():
+    """After two steps in it the episode is cut off, not terminated, and its time limit holds as before; in
+    pictures the end state is black, and a stack of frames fills with it."""
+    make = vectors_of("plain_worlds:Falls", "max_episode_steps=9,ends=absorb,absorbed_steps=2,frames=2")
+    envs = make(1)
+    envs.reset(seed=1)
+    steps = [envs.step(np.ones(1, int)) for _ in range(8)]
+    assert [seen[0].tolist() for seen, *_ in steps] == [
+        *([0, 0, 2, 0], [2, 0, 0, 1], [0, 1, 0, 1], [0, 1, 0, 1]),
+        *([0, 0, 0, 0], [0, 0, 2, 0], [2, 0, 0, 1], [0, 1, 0, 1]),
+    ]
+    assert [step[1][0] for step in steps] == [1, 1, 0, 0, 0, 1, 1, 0]
+    assert not any(step[2][0] for step in steps) and [step[3][0] for step in steps] == [
+        *(False, False, False, True, False, False, False, False)
+    ]
+    short = vectors_of("plain_worlds:Falls", "max_episode_steps=3,ends=absorb,absorbed_steps=2")
+    assert played(short(1), [[1]] * 3)[2][:, 0].tolist() == [False, False, True]
+    seen, _, _ = played(control_env("plain_worlds:Seen")(1, ends="absorb", max_episode_steps=4), [[1]] * 3)
+    assert seen[:, 0].any((1, 2)).sum(1).tolist() == [4, 4, 3, 2]  # of four frames
 
 
 def test_an_end_that_chance_did_not_show():

@@ -684,11 +684,13 @@ def test_what_suits_worlds_that_nobody_has_seen(tmp_path):
     run = resolved(replace(SMALL, env="Pendulum-v1", **given))
     assert (run.clip_length, run.num_envs, run.averaging) == (20, 10, 0.9)
     run = resolved(replace(SMALL, env="CartPole-v1", ends="absorb", **given))
-    assert (run.clip_length, run.num_envs, run.env_options) == (25, 4, "ends=absorb")
-    began = "{clip_length: 50, aligned_clips: 0.5, normalise_observations: true}"
+    assert (run.clip_length, run.num_envs, run.env_options) == (25, 4, "ends=absorb,absorbed_steps=25")
+    began = "{clip_length: 50, aligned_clips: 0.5, normalise_observations: true, env_options: ends=absorb}"
     (tmp_path / "prefer.yaml").write_text(began)
-    run = resolved(replace(SMALL, env="CartPole-v1", ends="absorb", resume=True, **given))
-    assert run.clip_length == 50  # what the run that it goes on with had by default
+    for ends in ("absorb", "hold"):
+        run = resolved(replace(SMALL, env="CartPole-v1", ends=ends, resume=True, **given))
+        assert run.clip_length == 50  # what the run that it goes on with had by default
+        assert run.env_options == "ends=hold"  # what absorb did then
     run = resolved(replace(SMALL, env="moving_dot", **given))
     assert (run.clip_length, run.num_envs, run.averaging, run.eval_episodes) == (25, 32, 0.97, 100)
     assert not run.normalise_observations
