@@ -56,6 +56,7 @@ class LearnerSettings:
     starts: int = 0  # clips of the first round that are the beginnings of as many episodes
     confirm: bool = False  # a reward is followed as fast as labels confirm it, and else at full speed
     least_pace: float = 0.0  # with confirm: how fast at least
+    curious: bool = False  # what is not confirmed of the reward is replaced by what its members disagree on
 
 
 class Learner:
@@ -84,6 +85,7 @@ class Learner:
             keep=settings.clips_per_round,
             device=settings.device,
             aligned=settings.aligned,
+            curious=settings.curious,
         )
         self.trainer = self._trainer(policy)
         if source:

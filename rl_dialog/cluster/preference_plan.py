@@ -53,6 +53,7 @@ def plan_of(
         max_staleness=run.max_staleness,
         gpus=min(1.0, gpus / 2) if run.device == "cuda" else 0.0,
         paced=run.labeller == "oracle",
+        curious=run.reward.confirm and run.reward.curious,
     )
 
 
@@ -75,7 +76,7 @@ def make_learner(run: PreferenceRun, make_envs: MakeEnvs, out: Path, *, learned:
     more |= {name: getattr(run, name) for name in names}
     ppo = run.ppo if run.algorithm == "ppo" else run.a2c
     more |= {"normalise_observations": run.normalise_observations, "aligned": run.aligned_clips}
-    more |= {"confirm": run.reward.confirm, "least_pace": run.reward.least_pace}
+    more |= {name: getattr(run.reward, name) for name in ("confirm", "least_pace", "curious")}
     more["starts"] = least_clips(run) // 2 if run.aligned_clips else 0
     # People cannot tell from numbers what happened.
     more["drawn"] = learned and run.labeller != "oracle" and is_drawn_when_seen(make_envs)

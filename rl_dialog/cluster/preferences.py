@@ -71,6 +71,7 @@ class Plan:
     # labels come as fast as they are wanted: the learner waits for those that are wanted, not only for those
     # that are there
     paced: bool = False
+    curious: bool = False  # where labels confirm nothing the policy looks for what is not known yet
 
 
 def run_in_turn(plan: Plan, folder: Path, log: Log, *, stop: threading.Event | None = None) -> None:
@@ -78,7 +79,7 @@ def run_in_turn(plan: Plan, folder: Path, log: Log, *, stop: threading.Event | N
     learner, asker, teacher = plan.learner(), plan.asker(), plan.teacher and plan.teacher()
     labellers = [make() for make in plan.labellers.values()]
     fruitless, asked, taught, stop = 0, {}, {}, stop or threading.Event()
-    doubt = Doubt()
+    doubt = Doubt(curious=plan.curious)
     while learner.steps < plan.steps and not stop.is_set():
         published = teacher.published() if teacher else None
         metrics, clips = learner.step(published)
@@ -144,7 +145,7 @@ class Supervisor:
 
     def __init__(self, plan: Plan, folder: Path, log: Log, *, stop: threading.Event | None = None) -> None:
         self.plan, self.folder, self.log = plan, folder, log
-        self.stop, self.doubt = stop or threading.Event(), Doubt()
+        self.stop, self.doubt = stop or threading.Event(), Doubt(curious=plan.curious)
         named = {"learner": plan.learner, "asker": plan.asker, "teacher": plan.teacher, **plan.labellers}
         self.roles = {name: Role(name, make) for name, make in named.items() if make}
         self.published: Any = None  # reference of (version, model)
@@ -431,8 +432,8 @@ class Doubt:
     """Says on stderr when the reward explains no more of the labels than knowing nothing does, and when it
     does so again."""
 
-    def __init__(self) -> None:
-        self.is_said = False
+    def __init__(self, *, curious: bool) -> None:
+        self.is_said, self.curious = False, curious
 
     def say(self, metrics: Mapping[str, float]) -> None:
         """`metrics`: of a version of the reward, or nothing."""
@@ -440,7 +441,8 @@ class Doubt:
             return
         self.is_said = not self.is_said
         what = "no" if self.is_said else "again some"
-        then = "the policy follows it as slowly as it may" if self.is_said else "the policy follows it"
+        instead = "looks for what is not known yet" if self.curious else "follows it as slowly as it may"
+        then = f"the policy {instead if self.is_said else 'follows it'}"
         share = f"{metrics.get('validation_tie_share', 0):.0%} of the validation labels are ties"
         print(
             f"reward {metrics['version']:.0f}: the {metrics['unseen_labels']:.0f} labels that prefer "

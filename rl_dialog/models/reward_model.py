@@ -156,18 +156,25 @@ class RewardModel(nn.Module):
         """Each member's, then their mean: (M, N) to (N,)."""
         return (self.config.scale * (raw - self.mean[:, None]) / self.std[:, None]).mean(0)
 
+    def disagreement(self, raw: Tensor) -> Tensor:
+        """Standard deviation over the members of their normalised rewards: (M, N) to (N,)."""
+        return (self.config.scale * (raw - self.mean[:, None]) / self.std[:, None]).std(0, unbiased=False)
+
     @torch.inference_mode()
-    def predict(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Normalised rewards of N steps, in eval mode, float32 # (N,)"""
+    def predict(self, observations: np.ndarray, actions: np.ndarray, *, curious: bool = False) -> np.ndarray:
+        """Normalised rewards r of N steps, in eval mode, float32 # (N,)
+
+        With `curious` they are c r + (1 - c) s, with c what is `confirmed` of the reward and s the
+        disagreement of its members, which is large where nothing is known (after Liang et al. 2022, arXiv
+        2205.12401, who add s to r, less and less of it).
+        """
         self.eval()
         device = self.mean.device
-        return (
-            self.normalised(
-                self(torch.from_numpy(observations).to(device), torch.from_numpy(actions).to(device))
-            )
-            .cpu()
-            .numpy()
-        )
+        raw = self(torch.from_numpy(observations).to(device), torch.from_numpy(actions).to(device))
+        rewards = self.normalised(raw)
+        if curious:
+            rewards = self.confirmed * rewards + (1 - self.confirmed) * self.disagreement(raw)
+        return rewards.cpu().numpy()
 
     def save_pretrained(self, directory: str | Path, *, version: int = 0) -> None:
         """Writes config.json and model.safetensors: weights and normaliser, which belong together."""

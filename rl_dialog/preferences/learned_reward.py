@@ -44,13 +44,15 @@ class LearnedReward:
         aligned: share of the episodes whose first clip begins with them; the others' begins anywhere in the
             first clip's length. Above 0, what remains of an episode at its time limit behind its whole
             clips is none: of two that cost something at every step the shorter one would be called better.
+        curious: as far as labels do not confirm the reward, what its members disagree on stands in for it
+            (`RewardModel.predict`).
     """
 
     def __init__(
         self, clip_length: int, *, environment: str = "", keep: int = 64, seed: int = 0, device: str = "cpu",
-        aligned: float = 0.0) -> None:  # fmt: skip
+        aligned: float = 0.0, curious: bool = False) -> None:  # fmt: skip
         self.clip_length, self.environment, self.keep, self.device = clip_length, environment, keep, device
-        self.aligned = aligned
+        self.aligned, self.curious = aligned, curious
         self.model: RewardModel | None = None
         self.version = 0  # 0: no model yet
         self.dropped = 0
@@ -83,9 +85,8 @@ class LearnedReward:
         observations = np.concatenate(
             [trajectory.observations[: len(trajectory.actions)] for trajectory in trajectories]
         )
-        rewards = self.model.predict(
-            observations, np.concatenate([trajectory.actions for trajectory in trajectories])
-        )
+        actions = np.concatenate([trajectory.actions for trajectory in trajectories])
+        rewards = self.model.predict(observations, actions, curious=self.curious)
         true = np.concatenate([trajectory.rewards for trajectory in trajectories])
         self.metrics = {"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std())}
         if rewards.std() > 0 and true.std() > 0:

@@ -89,6 +89,9 @@ class RewardTraining:
     least_pace: float = 0.0
     """with confirm: how fast a reward is followed that no label confirms. People are asked about the same
     behaviour as long as the policy waits, so it might wait for ever"""
+    curious: bool = False
+    """with confirm: as far as labels do not confirm the reward, the policy earns what its members disagree
+    on, and so goes where nothing is known yet. Where all labels are ties it finds what makes a difference"""
 
     def __post_init__(self) -> None:
         if (

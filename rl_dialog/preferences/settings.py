@@ -163,6 +163,7 @@ UNKNOWN = Suited(
         even_ties=True,
         confirm=True,
         least_pace=0.2,
+        curious=True,
     ),
     model=ModelSettings(normalise_observations=True, scales=2),
     queries=QuerySettings(selection="informative"),

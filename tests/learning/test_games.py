@@ -108,7 +108,7 @@ def nim(tmp_path_factory: pytest.TempPathFactory) -> Trial:
 
 
 @pytest.mark.slow
-@pytest.mark.long  # tests/optima/test_mixed_logs.py shows the same in a world of its own in a tenth of the time
+@pytest.mark.long  # tests/optima/test_mixed_logs.py shows the same in a tenth of the time
 @pytest.mark.timeout(1800)
 def test_in_nim_ilql_learns_what_it_would_answer(nim: Trial) -> None:
     """A fifth of the default number of updates leads more than half of the way from the clone to the method's
