@@ -15,6 +15,8 @@ from rl_dialog.data.tokenize import Row
 from rl_dialog.errors import UserError
 from rl_dialog.methods.method import Method
 
+LEVEL = 0.01  # of the mean reward: rewards that differ by less are told
+
 
 def said_counts(rows: Sequence[Row], vocabulary: int) -> Tensor:
     """(V,) how often each token is said in the replies."""
@@ -84,7 +86,7 @@ def check_rewards(method: Method, rows: Sequence[Row]) -> None:
     if not method.needs_rewards:
         return
     values = np.concatenate([row.rewards for row in rows])
-    rewards = values[~np.isnan(values)]
+    rewards = values[~np.isnan(values)].astype(np.float64)
     if not rewards.any():
         raise UserError(
             f"{type(method).__name__} learns from rewards, and all {len(values)} replies of the training "
@@ -95,5 +97,11 @@ def check_rewards(method: Method, rows: Sequence[Row]) -> None:
         warnings.warn(
             f"every reply of the training split earned {rewards[0]:g}: all there is to learn is how long "
             "conversations get",
+            stacklevel=3,
+        )
+    elif rewards.std() < LEVEL * abs(rewards.mean()):
+        warnings.warn(
+            f"rewards are {rewards.mean():g} and differ by {rewards.std():.2g}: with so high a level what is "
+            f"learned is above all how long conversations get; --reward_shift {-rewards.mean():g} takes it off",
             stacklevel=3,
         )

@@ -970,6 +970,15 @@ def test_rewards_that_are_all_equal_say_how_long_conversations_get(tmp_path: Pat
         make_trainer(tmp_path, "ilql", TrainerConfig(), rows=rows)
 
 
+def test_a_high_level_of_rewards_is_told_with_what_takes_it_off(tmp_path: Path) -> None:
+    rows = make_rows(make_tokenizer(), 6)
+    high = [replace(row, rewards=row.rewards + np.float32(1e4)) for row in rows]
+    with pytest.warns(UserWarning, match=r"rewards are 10000.* and differ by .*--reward_shift -10000"):
+        make_trainer(tmp_path, "ilql", TrainerConfig(), rows=high)
+    with warnings.catch_warnings(action="error"):
+        make_trainer(tmp_path / "off", "ilql", TrainerConfig(reward_shift=-1e4), rows=high)
+
+
 def test_held_out_rows_that_a_method_cannot_use_are_told(tmp_path: Path) -> None:
     """None of the five held-out dialogs is as good as those that tf_top keeps."""
     rows = [
