@@ -101,7 +101,8 @@ def check_rewards(method: Method, rows: Sequence[Row]) -> None:
         )
     elif rewards.std() < LEVEL * abs(rewards.mean()):
         warnings.warn(
-            f"rewards are {rewards.mean():g} and differ by {rewards.std():.2g}: with so high a level what is "
-            f"learned is above all how long conversations get; --reward_shift {-rewards.mean():g} takes it off",
+            f"rewards are {rewards.mean():g} and differ by {rewards.std():.2g}: with so high a level what "
+            "is learned is above all how long conversations get; "
+            f"--reward_shift {-rewards.mean():g} takes it off",
             stacklevel=3,
         )

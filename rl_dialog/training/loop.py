@@ -238,8 +238,8 @@ class Trainer:
             warnings.warn(
                 f"the validation split ({had_held_out} rows) has nothing that "
                 f"{type(method).__name__.lower()} learns from, so there is no held-out loss and the best "
-                "checkpoint is the last one: more of the logs are to be held out, by prepare's --validation or "
-                "the splits that they declare",
+                "checkpoint is the last one: more of the logs are to be held out, by prepare's "
+                "--validation or the splits that they declare",
                 stacklevel=2,
             )
         longest, window = max(len(row.input_ids) for row in (*train_rows, *eval_rows)), policy.context
