@@ -154,11 +154,14 @@ class RewardModel(nn.Module):
 
     def normalised(self, raw: Tensor) -> Tensor:
         """Each member's, then their mean: (M, N) to (N,)."""
-        return (self.config.scale * (raw - self.mean[:, None]) / self.std[:, None]).mean(0)
+        return self._normalised_each(raw).mean(0)
 
     def disagreement(self, raw: Tensor) -> Tensor:
         """Standard deviation over the members of their normalised rewards: (M, N) to (N,)."""
-        return (self.config.scale * (raw - self.mean[:, None]) / self.std[:, None]).std(0, unbiased=False)
+        return self._normalised_each(raw).std(0, unbiased=False)
+
+    def _normalised_each(self, raw: Tensor) -> Tensor:
+        return self.config.scale * (raw - self.mean[:, None]) / self.std[:, None]
 
     @torch.inference_mode()
     def predict(self, observations: np.ndarray, actions: np.ndarray, *, curious: bool = False) -> np.ndarray:

@@ -91,7 +91,8 @@ class RewardTraining:
     behaviour as long as the policy waits, so it might wait for ever"""
     curious: bool = False
     """with confirm: as far as labels do not confirm the reward, the policy earns what its members disagree
-    on, and so goes where nothing is known yet. Where all labels are ties it finds what makes a difference"""
+    on, and so goes where nothing is known yet. Where all labels are ties it finds what makes a difference.
+    A single member disagrees with nobody"""
 
     def __post_init__(self) -> None:
         if (
