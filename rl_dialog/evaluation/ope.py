@@ -130,8 +130,7 @@ def _by_dialog(values: np.ndarray, logged: LoggedReplies) -> list[np.ndarray]:
 def _first_rows(logged: LoggedReplies) -> tuple[np.ndarray, np.ndarray]:
     """(the dialogs with replies, the row that each begins in): a later window does not begin where a
     conversation does."""
-    first_reply = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows[:-1])])
-    return np.unique(logged.dialog[first_reply], return_index=True)
+    return np.unique(logged.owners, return_index=True)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -245,13 +244,20 @@ def importance_sampling(
     """`ope/wis`, `ope/pdwis`, and how far to believe them: `ope/n_eff`, `ope/weight` (the mean weight),
     `ope/outside` (the mass outside the logs).
 
-    Over the dialogs whose replies all have a reward. Undefined, with a note instead of a figure, where there
-    are none, or where mu is 0 at a logged token or pi at one in every dialog. Without the `policy`, or the
-    behaviour's, the mass outside is 1 minus the mean weight, which is less exact. Raises UserError when the
-    behaviour policy cuts the logged replies into other tokens.
+    Over the dialogs whose replies all have a reward and are the same tokens for both policies. Undefined,
+    with a note instead of a figure, where there are none, or where mu is 0 at a logged token or pi at one in
+    every dialog. Without the `policy`, or the behaviour's, the mass outside is 1 minus the mean weight, which
+    is less exact. Raises UserError when the behaviour policy cuts most of the logged replies into other
+    tokens.
     """
-    _check_same_tokens(logged, behaviour)
-    estimates = Estimates()
+    estimates, all_dialogs = Estimates(), len(np.unique(logged.dialog))
+    if unlike := all_dialogs - len(alike := _read_alike(logged, behaviour)):
+        scores = scores.of(np.isin(logged.dialog, alike))
+        theirs = behaviour.nll[np.isin(behaviour.logged.dialog, alike)]
+        behaviour = replace(behaviour, logged=behaviour.logged.of(alike), nll=theirs)
+        logged, dialogs = logged.of(alike), [dialogs[i] for i in alike] if dialogs else ()
+        room = "a window has room for more of a reply with one policy's tokenizer than with the other's"
+        estimates.add_note("ope/n_eff", f"{unlike} of {all_dialogs} dialogs are left out: {room}.")
     values = _rewards(logged) * _discounts(logged, scores.tokens, discount)
     columns = [_by_dialog(figures, logged) for figures in (values, behaviour.nll, scores.nll)]
     rated = [not np.isnan(row).any() for row in columns[0]]
@@ -277,9 +283,23 @@ def importance_sampling(
     less_exact = Measure.whole(max(0.0, 1 - plain.mean()))
     estimates.measures["ope/outside"] = less_exact if outside is None else outside
     _keep_intervals(estimates, estimators, w, plain, returns, seen=outside is not None)
+    weighed = np.unique(logged.dialog)[rated]
+    for name in [
+        *(f"ope/{name}" for name in estimators),
+        "ope/weight",
+        *["ope/outside"] * (outside is not None),
+    ]:
+        estimates.measures[name] = _among(estimates.measures[name], weighed, logged.dialogs)
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
     return estimates
+
+
+def _among(measure: Measure, units: np.ndarray, all_units: int) -> Measure:
+    """The same with the units that it leaves out, which count nothing: other policies leave out others."""
+    numerator, denominator = np.zeros((2, all_units))
+    numerator[units], denominator[units] = measure.numerator, measure.denominator
+    return replace(measure, numerator=numerator, denominator=denominator)
 
 
 def _outside(
@@ -396,17 +416,27 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
     return [text for text, applies in doubts.items() if applies]
 
 
-def _check_same_tokens(logged: LoggedReplies, behaviour: Behaviour) -> None:
-    ours, theirs = (
-        np.concatenate([row.input_ids[row.assistant] for row in replies.rows])
-        for replies in (logged, behaviour.logged)
-    )
-    if not np.array_equal(ours, theirs) or not np.array_equal(logged.dialog, behaviour.logged.dialog):
+def _read_alike(logged: LoggedReplies, behaviour: Behaviour) -> np.ndarray:
+    """The dialogs whose replies are the same tokens for both. Where one policy's tokenizer writes more than
+    the words (`dt` its returns), the end of a reply that is as long as a window is missing there alone."""
+    ours, theirs = (_tokens(replies) for replies in (logged, behaviour.logged))
+    alike = [number for number, tokens in ours.items() if tokens == theirs.get(number)]
+    lengths = [len(tokens) == len(theirs.get(number, ())) for number, tokens in ours.items()]
+    if sum(lengths) > len(alike) or 2 * len(alike) < len(ours):  # other words, and not fewer of them
         raise UserError(
             f"--behaviour {behaviour.name}: expected a policy whose tokenizer cuts the logged replies into "
-            f"the tokens of the evaluated one, got {len(theirs)} tokens instead of {len(ours)} or other "
-            "ones; train the behaviour policy on the same data directory"
+            f"the tokens of the evaluated one, got other ones in {len(ours) - len(alike)} of {len(ours)} "
+            "dialogs; train the behaviour policy on the same data directory"
         )
+    return np.array(alike)
+
+
+def _tokens(logged: LoggedReplies) -> dict[int, list[int]]:
+    """All that the assistant says in each dialog with replies."""
+    said: dict[int, list[int]] = {}
+    for owner, row in zip(logged.owners.tolist(), logged.rows, strict=True):
+        said.setdefault(owner, []).extend(row.input_ids[row.assistant].tolist())
+    return said
 
 
 def _as_logged(logged: LoggedReplies, scores: ReplyScores, discount: Discount) -> Estimates:

@@ -52,6 +52,17 @@ class LoggedReplies:
     dialog: np.ndarray  # (R,) int64: the dialog of each reply
     dialogs: int
 
+    @property
+    def owners(self) -> np.ndarray:
+        """The dialog of each row # (rows,) int64"""
+        first_reply = np.cumsum([0, *(len(row.reply_ends) for row in self.rows[:-1])])
+        return self.dialog[first_reply]
+
+    def of(self, dialogs: np.ndarray) -> LoggedReplies:
+        """The replies of some dialogs, which keep their numbers."""
+        rows = [row for row, kept in zip(self.rows, np.isin(self.owners, dialogs), strict=True) if kept]
+        return replace(self, rows=rows, dialog=self.dialog[np.isin(self.dialog, dialogs)])
+
 
 @dataclass(frozen=True)
 class ReplyScores:
@@ -67,6 +78,11 @@ class ReplyScores:
     v_last: np.ndarray  # V of the state before the last decision (not a sum)
     utterance_q: np.ndarray  # min over the target heads of the reply's own value (not a sum)
     kl_missing: str = ""  # why there is no KL
+
+    def of(self, replies: np.ndarray) -> ReplyScores:
+        """Those of some replies # (R,) bool"""
+        columns = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "kl_missing"}
+        return replace(self, **{name: column[replies] for name, column in columns.items()})
 
 
 def logged_replies(

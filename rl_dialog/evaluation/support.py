@@ -64,9 +64,8 @@ def _in_chunks(policies: Sequence[Policy], batches: Sequence[Batch], reach: floa
 
 def _rows_of(logged: LoggedReplies) -> list[list[Row]]:
     """The rows of each dialog with replies."""
-    first_reply = np.cumsum([0, *(len(row.reply_ends) for row in logged.rows[:-1])])
     dialogs: dict[int, list[Row]] = {}
-    for owner, row in zip(logged.dialog[first_reply].tolist(), logged.rows, strict=True):
+    for owner, row in zip(logged.owners.tolist(), logged.rows, strict=True):
         dialogs.setdefault(owner, []).append(row)
     return list(dialogs.values())
 

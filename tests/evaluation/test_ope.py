@@ -367,6 +367,22 @@ def test_another_tokenizer_is_refused(logs, make_row):
         )
 
 
+def test_dialogs_with_a_reply_that_is_cut_for_one_policy_alone_are_left_out(logs, make_row):
+    """A window that has room for all of the first two dialogs with both tokenizers, and for two or three
+    words of the third one's reply: the estimate is that of the first two."""
+    rows = [make_row([START, C, A, C], [(1, 3, 9.0)]), make_row([START, C, A], [(1, 2, 9.0)], True)]
+    ours, theirs = (LoggedReplies([*logs.rows, row], np.array([0, 0, 1, 2]), 3) for row in rows)
+    pi, mu = np.array([0.5, 1.0, 0.7, 2.0]), np.array([1.0, 1.5, 1.0, 0.1])
+    cut = Dialog("d", [{"role": "user", "content": "a"}], truncated=True)
+    found = importance_sampling(
+        ("wis",), scored(pi), ours, Behaviour("mu", theirs, mu), UNDISCOUNTED, dialogs=[cut] * 3
+    )
+    whole = importance_sampling(("wis",), scored(pi[:3]), logs, Behaviour("mu", logs, mu[:3]), UNDISCOUNTED)
+    assert found.measures["ope/wis"].value == whole.measures["ope/wis"].value
+    assert "1 of 3 dialogs are left out: a window has room for more" in found.notes["ope/n_eff"]
+    assert "2 dialogs are logged up to a cut only" in found.notes["ope/n_eff"]
+
+
 # --- The logs' own returns, and real policies ---------------------------------------------------------------
 
 
