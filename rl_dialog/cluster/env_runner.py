@@ -37,8 +37,8 @@ class VectorEnvRunner(SingleAgentEnvRunner):
     """Samples from a vector of environments that is made as a whole; its chance is that of the round, so that
     rounds can be repeated.
 
-    Every `renew_every` rounds all episodes start anew: a run that is resumed there goes on as if it had never
-    stopped. 0: only the first round's do.
+    After every `renew_every` rounds of the run all episodes start anew: resumed there it goes on as if it had
+    never stopped. So they do in the first round here. 0: only then.
     """
 
     def make_env(self) -> None:
@@ -53,8 +53,7 @@ class VectorEnvRunner(SingleAgentEnvRunner):
         settings = self.config.env_config
         self._seed = settings["seed"] * STRIDE + self.round
         torch.manual_seed(self._seed * STRIDE + self.worker_index)
-        rounds = self.round - settings["first_round"]
-        if settings["renew_every"] and rounds % settings["renew_every"] == 0:
+        if settings["renew_every"] and self.round % settings["renew_every"] == 0:
             self._needs_initial_reset = True
         self.round += 1
         return super().sample(**arguments)

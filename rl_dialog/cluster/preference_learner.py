@@ -112,7 +112,7 @@ class Learner:
         progress = json.loads((source / "trainer" / "progress.json").read_text(encoding="utf-8"))
         self.round, self.gathered = progress["round"], progress["gathered"]
         self.average.module.load_state_dict(ControlPolicy.from_pretrained(source).state_dict())
-        self.average.n_averaged.fill_(1)
+        self.average.n_averaged.fill_(int(progress["steps"] > 0))  # one that learned nothing counts nothing
 
     def _trainer(self, policy: ControlPolicy) -> PolicyTrainer:
         """What plays and updates the policy, from the round that the run is in."""

@@ -159,6 +159,30 @@ def test_a_run_that_goes_on_is_one_that_never_stopped(settings, tmp_path):
     assert {path.suffix for path in (tmp_path / "trainer").iterdir()} == {".json", ".safetensors"}
 
 
+@pytest.mark.slow
+def test_a_run_that_was_stopped_between_renewals_goes_on_from_the_next_one(tmp_path):
+    """Gone on with at round 1 of every second, and again at round 2: as if the second stop had not been."""
+
+    def went_on(source, rounds, first):
+        policy = ControlPolicy.from_pretrained(source)
+        with trainer(policy=policy, first_round=first, renew_every=2) as each:
+            each.load(source / "trainer")
+            return [each.train() for _ in range(rounds)], save(each, source / str(first))
+
+    def save(each, folder):
+        each.save(folder / "trainer")
+        each.policy().save_pretrained(folder)
+        return weights(each)
+
+    with trainer(renew_every=2) as one:
+        one.train()
+        save(one, tmp_path)
+    whole, wanted = went_on(tmp_path, 3, 1)
+    began, _ = went_on(tmp_path, 1, 1)
+    rest, found = went_on(tmp_path / "1", 2, 2)
+    assert began + rest == whole and same(found, wanted)
+
+
 def test_the_learning_rate_falls_to_zero_and_no_further():
     with trainer(PPO(**SMALL, learning_rate=7e-4, lr_zero_steps=240)) as each:
         rates = [each.train()["learning_rate"] for _ in range(2)]

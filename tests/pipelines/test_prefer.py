@@ -20,7 +20,7 @@ from envs import vectors_of
 from envs.gymnasium_vector import GymnasiumEnv
 from pipelines import prefer
 from pipelines.prefer import PreferConfig, main, resolved, suited
-from rl_dialog.cluster.preference_plan import plan_of
+from rl_dialog.cluster.preference_plan import make_learner, plan_of
 from rl_dialog.config import load_config, read_yaml, save_config
 from rl_dialog.errors import UserError
 from rl_dialog.models.control_policy import ControlPolicy
@@ -173,6 +173,22 @@ def test_a_resumed_run_ends_like_the_uninterrupted_one(tmp_path):
     assert labels_of(parts) == labels_of(whole) != labels_of(probe)
     for name in ("model.safetensors", "trainer/policy.safetensors", "trainer/progress.json"):
         assert weights(tmp_path / "parts", name) == weights(tmp_path / "whole", name), name
+
+
+def test_a_policy_that_learned_nothing_is_no_part_of_the_average(tmp_path):
+    """A run that was stopped while labels were gathered: its first trained policy is the average, as it is in
+    one that was not stopped."""
+
+    def learner(out):
+        config = resolved(replace(SMALL, output_dir=str(out), device="cpu"))
+        return make_learner(config, vectors_of(config.env, config.env_options), out, learned=False)
+
+    learner(tmp_path / "stopped").save()
+    for out in (tmp_path / "stopped", tmp_path / "whole"):
+        each = learner(out)
+        each.step()
+        each.save()
+        assert weights(out) == weights(out, "trainer/current/model.safetensors")
 
 
 @pytest.mark.slow
