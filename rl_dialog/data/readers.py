@@ -471,7 +471,9 @@ def _unrecognised(head: Head) -> str:
         holds = f"the keys {', '.join(sorted(head.keys)[:12])}"
     elif "\ufffd" in head.text[:-1]:  # the last character may be cut
         holds = "text that is not UTF-8 (convert it, as with `iconv -f latin1 -t utf-8`)"
-    own_format = "a format of your own is read by a function of a few lines, --reader module:function: "
+    own_format = (
+        "a format of your own is read by a function of a few lines, `prepare --reader module:function`: "
+    )
     own_format += f"{page('rl_dialog/data/README.md')} has one for tables"
     return f"no reader recognises this file: expected one of {', '.join(READERS)}; got {holds}; {own_format}"
 

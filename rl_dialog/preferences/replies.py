@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -236,7 +237,8 @@ def pairs_of_labels(labels: Iterable[Labelled], segments: Mapping[str, Segment])
 def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) -> list[ReplyPair]:
     """Pairs of different texts in one context of which the first earned more, the widest first; of equal
     texts the first one counts. Preferences of a log stay the pairs that they are: whoever said that A is
-    better than B, and C than D, said nothing of A and D."""
+    better than B, and C than D, said nothing of A and D. Where their sides part before their last replies
+    they are pairs of conversations."""
     ratings = list(ratings)
     rated = by_context(rating for rating in ratings if rating.pair is None)
     stated: dict[str, list[Rating]] = {}
@@ -244,11 +246,30 @@ def pairs_of_ratings(ratings: Iterable[Rating], *, most_per_context: int = 8) ->
         if rating.pair is not None:
             stated.setdefault(rating.pair, []).append(rating)
     groups = [*rated, *(group for sides in stated.values() for group in by_context(sides))]
-    return [
+    pairs = [
         ReplyPair(better.reply, worse.reply)
         for group in groups
         for better, worse in _widest(group, most_per_context)
     ]
+    return pairs + [pair for sides in stated.values() if (pair := _conversations(sides))]
+
+
+def _conversations(sides: Sequence[Rating]) -> ReplyPair | None:
+    """What a log preferred as the two conversations from where they part; None where they do so at their last
+    replies, or begin with one."""
+    better, worse = (choose(sides, key=lambda side: side.value) for choose in (max, min))
+    contexts = [list(_turns(side.reply.context)) for side in (better, worse)]
+    splits = {side.reply.source.get("split") for side in (better, worse)}
+    if better.value == worse.value or contexts[0] == contexts[1] or not all(contexts) or len(splits) > 1:
+        return None
+    alike = len(os.path.commonprefix(contexts))
+    return ReplyPair(*(_from(side.reply, alike) for side in (better, worse)))
+
+
+def _from(reply: Reply, start: int) -> Conversation:
+    """What was said from a message on, up to the reply."""
+    said = conversation_of(reply)
+    return Conversation(said[:start], said[start:], reply.source)
 
 
 def by_context(ratings: Iterable[Rating]) -> list[list[Rating]]:

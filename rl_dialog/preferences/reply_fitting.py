@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rl_dialog.errors import UserError
 from rl_dialog.models.checkpoint import resolve
@@ -298,8 +297,7 @@ def held_out_loss(
 @torch.no_grad()
 def temperature(reward: TextReward, compared: Sequence[Compared], rated: Sequence[Rated]) -> float:
     """By which all scores are divided so that what was set aside is most likely: sigmoid of a difference is
-    then how often people agree with it (Guo et al. 2017). Labels count as (N + 1) / (N + 2) instead of 1
-    (Platt 1999), so that scores which are right on all N are not made ever larger. Ties are left out."""
+    then how often people agree with it (Guo et al. 2017). Ties are left out."""
     reward.model.eval()
     decided = [one for one in compared if one.pair.preference != 0.5]
     first, second = (_sums(reward, [getattr(one, side) for one in decided]) for side in ("first", "second"))
@@ -308,11 +306,11 @@ def temperature(reward: TextReward, compared: Sequence[Compared], rated: Sequenc
         _sums(reward, [[(one.row, [len(one.row)])] for one in rated]),
         torch.tensor([float(one.good) for one in rated]),
     )
-    noise, weight, preferred = told("noise"), told("weight"), _platt(told("preference"))
+    noise, weight, preferred = told("noise"), told("weight"), told("preference")
 
     def loss(t: Tensor) -> Tensor:
-        pairs = preference_loss(first / t, second / t, preferred, noise=noise) * weight
-        return pairs.sum() + F.binary_cross_entropy_with_logits(scores / t, _platt(good), reduction="sum")
+        pairs = _smoothed((first - second) / t, preferred, noise=noise) * weight
+        return pairs.sum() + _smoothed(scores / t, good).sum()
 
     if not decided and not rated:
         return 1.0
@@ -321,9 +319,14 @@ def temperature(reward: TextReward, compared: Sequence[Compared], rated: Sequenc
     return float(candidates[torch.stack([loss(t) for t in candidates]).argmin()])
 
 
-def _platt(labels: Tensor) -> Tensor:
-    """(N,) of 0 and 1 -> as many of 1 / (N + 2) and (N + 1) / (N + 2)."""
-    return (labels * len(labels) + 1) / (len(labels) + 2)
+def _smoothed(difference: Tensor, labels: Tensor, *, noise: float | Tensor = 0.0) -> Tensor:
+    """Losses of N labels, 0 or 1, and of one more of each kind that nobody erred in, shared out among them:
+    scores that are right on all N are not made ever larger. Without noise a label counts as (N + 1) / (N + 2)
+    instead of 1 (Platt 1999) # (N,)"""
+    zero, n = torch.zeros_like(difference), len(labels)
+    told = preference_loss(difference, zero, labels, noise=noise)
+    more = sum(preference_loss(difference, zero, torch.full_like(zero, one), noise=0.0) for one in (0.0, 1.0))
+    return (n * told + more) / (n + 2)
 
 
 def _sums(reward: TextReward, sides: Sequence[list[Chain]]) -> Tensor:

@@ -19,6 +19,7 @@ from rl_dialog.preferences.replies import (
     folds,
     group_of,
     held_out,
+    judged_in,
     pairs_of_labels,
     pairs_of_ratings,
     ratings_of,
@@ -117,6 +118,27 @@ def test_a_pair_is_of_one_context():
         ReplyPair(Reply(context(1), "a"), Reply(context(2), "b"))
     with pytest.raises(UserError, match="expected a preference from 0 to 1, got 2"):
         ReplyPair(Reply(context(1), "a"), Reply(context(1), "b"), 2)
+
+
+def test_a_preference_whose_sides_part_early_is_a_pair_of_conversations():
+    """A pair is scored from where its sides part; one of another user turn is of another group, and one that
+    opens a conversation has nothing before it."""
+
+    def side(pair, value, *contents):
+        roles = ("user", "assistant") * 2
+        said = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+        return Rating(Reply(said[:-1], contents[-1]), value, value > 0, pair)
+
+    early = [side("0", 0, "a", "no", "why", "so"), side("0", 1, "a", "yes", "fine", "good")]
+    late = [side("1", 1, "a", "yes", "fine", "x"), side("1", 0, "a", "yes", "fine", "y")]
+    opening = [Rating(Reply([], "hi"), 1, True, "2"), Rating(Reply([], "go"), 0, False, "2")]
+    last, first = pairs_of_ratings([*early, *late, *opening])
+    assert (last.first.text, last.second.text) == ("x", "y")
+    assert [message["content"] for message in first.first.context] == ["a"]
+    for told, contents in ((first.first, "yes fine good"), (first.second, "no why so")):
+        assert " ".join(message["content"] for message in told.messages) == contents
+        assert [reply.text for reply in judged_in(told)] == [contents.split()[0], contents.split()[2]]
+    assert first.preference == 1
 
 
 def test_what_one_conversation_says_stays_on_one_side():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -312,15 +312,20 @@ def test_the_temperature_is_found_and_divides_the_scores(tmp_path):
     assert TextReward.from_pretrained(tmp_path).model.config.divided_by == reward.model.config.divided_by
 
 
-def test_scores_that_are_always_right_are_as_sure_as_their_number_allows():
-    """Right on all of N pairs, all as far apart: sigmoid(d / T) = (N + 1) / (N + 2)."""
+@pytest.mark.parametrize("noise", [0.0, 0.28])
+def test_scores_that_are_always_right_are_as_sure_as_their_number_allows(noise):
+    """Right on all of N pairs, all as far apart: sigmoid(d / T) = (N + 1) / (N + 2). Where labels may be
+    random they are no reason to be surer: P = sigmoid(d / T) is where N log((1 - noise) P + noise / 2) + log
+    P + log(1 - P) is largest."""
     pair = planted(1)[0]
     reward = small(planted(24))
     fit(reward, planted(24), settings=Fitting(learning_rate=5e-3, epochs=6))
-    compared = Rows(reward).compared([pair] * 20)
+    compared = Rows(reward).compared([replace(pair, noise=noise)] * 20)
     scores = score(reward, [pair.first, pair.second])
     apart = abs(scores[pair.first.id] - scores[pair.second.id])
-    assert apart / temperature(reward, compared, []) == pytest.approx(np.log(21), rel=0.02)
+    p = np.linspace(0.5, 0.9999, 100_000)
+    p = p[np.argmax(20 * np.log((1 - noise) * p + noise / 2) + np.log(p) + np.log(1 - p))]
+    assert apart / temperature(reward, compared, []) == pytest.approx(np.log(p / (1 - p)), rel=0.02)
 
 
 def test_scores_of_which_labels_say_nothing_stay_as_they_are():
