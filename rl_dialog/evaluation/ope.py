@@ -284,11 +284,8 @@ def importance_sampling(
     estimates.measures["ope/outside"] = less_exact if outside is None else outside
     _keep_intervals(estimates, estimators, w, plain, returns, seen=outside is not None)
     weighed = np.unique(logged.dialog)[rated]
-    for name in [
-        *(f"ope/{name}" for name in estimators),
-        "ope/weight",
-        *["ope/outside"] * (outside is not None),
-    ]:
+    names = [*(f"ope/{name}" for name in estimators), "ope/weight"]
+    for name in names if outside is None else [*names, "ope/outside"]:
         estimates.measures[name] = _among(estimates.measures[name], weighed, logged.dialogs)
     estimates.measures["ope/n_eff"] = Measure.whole(effective(w))
     estimates.add_note("ope/n_eff", *_doubts(w, log_w, logged, dialogs))
