@@ -741,7 +741,7 @@ def test_a_copied_run_writes_its_labels_into_itself(once, tmp_path):
     config, _ = once
     copy = tmp_path / "copy"
     shutil.copytree(config.output_dir, copy)
-    main(replace(config, output_dir=str(copy), resume=True, budget=60, steps=1600))
+    main(replace(config, output_dir=str(copy), resume=True, budget=60, steps=2048))
     assert len(labels_of(replace(config, output_dir=str(copy)))) == 60 and len(labels_of(config)) == 40
     shutil.move(copy, tmp_path / "moved")
     new = replace(config, output_dir=str(tmp_path / "new"), labels_from=str(tmp_path / "moved"))
@@ -831,7 +831,7 @@ def test_the_label_log_of_an_earlier_version_is_the_folders_own(once, tmp_path, 
         assert log_url("", tmp_path / name, settings) == f"sqlite:///{tmp_path / name}/labels.db"
         taken = replace(config, output_dir=str(tmp_path / f"from_{name}"), labels_from=str(tmp_path / name))
         assert main(replace(taken, steps=256))["labels"] >= 40
-        more = {"output_dir": str(tmp_path / name), "resume": True, "budget": 60, "steps": 1600}
+        more = {"output_dir": str(tmp_path / name), "resume": True, "budget": 60, "steps": 2048}
         assert main(replace(config, **more))["labels"] == 60
     assert len(labels_of(config)) == 40
     told = capsys.readouterr().err
