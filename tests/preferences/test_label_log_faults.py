@@ -82,7 +82,7 @@ def check(log, acknowledged, kills, queries):
     assert counts["revoked"] == sum(answer.revoked is not None for answer in answers.values())
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [20, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_kill_9_loses_nothing_that_was_acknowledged(store_url, start, kills):
     """One labeller after the other is killed at a random moment, somewhere between two acknowledgements."""
     log, rng, acknowledged = ask(store_url, 500), random.Random(kills), []

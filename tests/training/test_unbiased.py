@@ -133,8 +133,8 @@ def test_a_surprise_counts_its_share(clone, tmp_path: Path) -> None:  # noqa: AN
 @pytest.mark.slow
 def test_accumulated_updates_are_as_unbiased(tmp_path: Path) -> None:
     config = TrainerConfig(
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=8,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
         max_steps=600,
         learning_rate=5e-3,
         report_to="none",
