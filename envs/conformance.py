@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import multiprocessing
 import numbers
 import random
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -141,41 +142,65 @@ def _check_contract(make_world: MakeWorld) -> str:
     most = most_turns(make_world())
     whole = isinstance(most, numbers.Integral) and most > 0
     _expect(whole, "a whole number above 0 as max_turns", most)
-    spoke: set[str] = set()
-    paid: set[str] = set()
-    ended = [_check_episode(make_world, seed + more, spoke, paid) for seed in SEEDS for more in (0, 1)]
+    at_once = getattr(make_world, "concurrency", 1)
+    whole = isinstance(at_once, numbers.Integral) and at_once > 0
+    _expect(whole, "a whole number above 0 as concurrency", at_once)
+    heard = Heard()
+    ended = [_check_episode(make_world, seed + more, heard) for seed in SEEDS for more in (0, 1)]
+    _expect(not all(heard.failures), "episodes that do not fail", heard.failures[0])
     make_world().reset()  # without a seed
     played = play(make_world(), Babbler(SEEDS[0]), seed=SEEDS[0])
     _expect(played.dialogs, "a Dialog of the episode", played)
     notes = [] if all(ended) else ["some episodes do not end by themselves: they are cut"]
-    if paid - spoke:
-        silent, heard = (", ".join(sorted(map(repr, roles))) for roles in (paid - spoke, spoke))
-        notes.append(f"rewards go to {silent}, who said nothing, so that they are lost: {heard} spoke")
+    if heard.paid - heard.spoke:
+        silent, spoke = (
+            ", ".join(sorted(map(repr, roles))) for roles in (heard.paid - heard.spoke, heard.spoke)
+        )
+        notes.append(f"rewards go to {silent}, who said nothing, so that they are lost: {spoke} spoke")
+    if heard.changed:
+        notes.append(f"a reply stands in the conversation with another text, as {heard.changed[0]}")
     return "; ".join(notes)
 
 
-def _check_episode(make_world: MakeWorld, seed: int, spoke: set[str], paid: set[str]) -> bool:
-    """Whether the episode ends by itself. Adds the roles that spoke and those with rewards."""
+@dataclass
+class Heard:
+    """What the episodes of a check were like."""
+
+    spoke: set[str] = field(default_factory=set)  # the roles that did
+    paid: set[str] = field(default_factory=set)  # those with rewards
+    changed: list[str] = field(default_factory=list)  # replies as the world repeats them, in other words
+    failures: list[str | None] = field(default_factory=list)  # why each of them failed
+
+
+def _check_episode(make_world: MakeWorld, seed: int, heard: Heard) -> bool:
+    """Whether the episode ends by itself."""
     world, player = make_world(), _player(make_world, seed)
     messages, info = world.reset(seed=seed)
     role, several = ALONE, "role" in info
     seen: dict[str, list[Message]] = {}
+    _check_failure(info)
+    heard.failures.append(failure_of(info))
     for _ in range(most_turns(world)):
         if failure_of(info) is not None:
+            heard.failures[-1] = failure_of(info)
             return True
         role = info.get("role", role)
         _expect(isinstance(role, str), "text as info['role']", role)
-        spoke.add(role)
+        heard.spoke.add(role)
         seen[role] = copy.deepcopy(messages)
-        stepped = world.step(player(messages))
+        reply = player(messages)
+        stepped = world.step(reply)
         _check_step(stepped, messages, role, seen)
         messages, reward, terminated, truncated, info = stepped
+        if info.get("role", role) == role and messages[len(seen[role])]["content"] != reply:
+            heard.changed.append(repr(messages[len(seen[role])]["content"])[:80])
         by_role = isinstance(reward, dict) or "role" in info
         expected = "info['role'] of reset to name who speaks first, as a world of several players has it"
         _expect(several or not by_role, expected, (reward, info))
         _expect(isinstance(info.get("role", role), str), "text as info['role']", info.get("role"))
-        paid |= {name for name, value in reward.items() if value} if isinstance(reward, dict) else set()
+        heard.paid |= {name for name, value in reward.items() if value} if isinstance(reward, dict) else set()
         if terminated or truncated:
+            heard.failures[-1] = failure_of(info)
             return True
     return False
 
@@ -217,14 +242,22 @@ def _check_step(stepped: Any, given: list[Message], role: str, seen: dict[str, l
         _expect(one is None or _finite(one), "a finite number or None as the reward", one)
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         _expect(isinstance(value, bool | np.bool_), f"true or false as {name}", value)
+    _check_failure(info)
     if failure_of(info) is not None:
-        told = isinstance(info["failed"], str) and info["failed"]
-        _expect(told, "words that say why it failed in info['failed']", info["failed"])
         _expect(truncated and not terminated, "a failed step to be truncated", (terminated, truncated))
 
 
+def _check_failure(info: dict[str, Any]) -> None:
+    why = failure_of(info)
+    told = why is None or (isinstance(why, str) and why)
+    _expect(told, "words that say why it failed in info['failed']", why)
+
+
 def _finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(np.isfinite(value))
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer of 400 digits
+        return False
 
 
 def _check_seed(make_world: MakeWorld) -> str:
@@ -397,8 +430,12 @@ def _check_drawing(make_world: MakeWorld) -> str:
     world = make_world()
     if not hasattr(world, "draw"):
         return NONE
-    for _ in episode_steps(world, _player(make_world, SEEDS[0]), SEEDS[0]):
-        _expect(isinstance(world.draw(), str) and world.draw(), "text from draw()", world.draw())
+    steps = []
+    for step in episode_steps(world, _player(make_world, SEEDS[0]), SEEDS[0]):
+        steps.append(step)
+        drawing = world.draw()
+        _expect(isinstance(drawing, str) and drawing, "text from draw()", drawing)
+    _expect_same(_alone(make_world, SEEDS[0]), steps, "an episode that is not drawn, and one that is")
     return "drawn in text"
 
 

@@ -79,8 +79,9 @@ class OpenEnvWorld:
         try:
             answer = self._ask({"type": "reset", "data": {"seed": self.seed}})
             self._hear(answer)
-            told = _metadata(answer)
-            failed = failure_of(told)
+            told, failed = _metadata(answer), _failure(answer)
+            if answer.get("done") and failed is None:
+                failed = f"{self.url}: expected an episode, got one that is over before anything was said"
         except Gone as gone:
             failed = str(gone)
         if not self.messages:
@@ -98,12 +99,12 @@ class OpenEnvWorld:
             return list(self.messages), None, False, True, {"failed": str(gone)}
         self.replies.append(reply)
         self._hear(answer)
-        told = _metadata(answer)
-        truncated = bool(told.get("truncated")) or failure_of(told) is not None
+        told, failed = _metadata(answer), _failure(answer)
+        truncated = bool(told.get("truncated")) or failed is not None
         done = bool(answer.get("done")) and not truncated
         if reward is None and not _is_ours(answer) and not done and not truncated:
             reward = 0.0  # another's server may leave it out until the end
-        return list(self.messages), reward, done, truncated, _metadata_info(failure_of(told), told)
+        return list(self.messages), reward, done, truncated, _metadata_info(failed, told)
 
     def close(self) -> None:
         """Ends the session."""
@@ -168,6 +169,9 @@ class OpenEnvWorld:
         if not isinstance(data, dict) or answer.get("type") != "observation":
             self.close()
             raise Gone(f"{self.url}: expected an observation, got {str(answer)[:300]}")
+        if data.get("done") not in (None, True, False):
+            self.close()
+            raise Gone(f"{self.url}: expected true or false as done, got {str(data['done'])[:100]}")
         return data
 
     def _connected(self) -> Any:
@@ -263,15 +267,22 @@ def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_ours(answer: Mapping[str, Any]) -> bool:
-    return "terminated" in _metadata(answer)
+    """Whether a server of ours says it (`rl_dialog/serving/worlds.py`). Of another's metadata only
+    `truncated` and `info` are known to mean the same."""
+    return {"terminated", "truncated", "info"} <= _metadata(answer).keys()
+
+
+def _failure(answer: Mapping[str, Any]) -> str | None:
+    return failure_of(_metadata(answer)) if _is_ours(answer) else None
 
 
 def _reward(answer: Mapping[str, Any]) -> Any:
-    """The reward, by role in a world of several. Raises Gone for one that is no number."""
-    reward = _metadata(answer).get("rewards", answer.get("reward"))
+    """The reward, by role in a world of several of ours. Raises Gone for one that is no number."""
+    by_role = _metadata(answer).get("rewards") if _is_ours(answer) else None
+    reward = answer.get("reward") if by_role is None else by_role
     if reward is None:
         return None
-    numbers = reward.values() if isinstance(reward, dict) else [reward]
+    numbers = [reward] if by_role is None else by_role.values() if isinstance(by_role, dict) else [by_role]
     if not all(number is None or _finite(number) for number in numbers):
         raise Gone(f"expected a finite number as reward, got {str(reward)[:100]}")
     return reward

@@ -122,16 +122,16 @@ def well_formed(guess: str) -> bool:
 
 
 def read_words(path: str | Path) -> list[str]:
-    """The words of five letters in a file with a word per line, in lower case; others are left out, as
-    published lists mix lengths. Raises UserError where there is none."""
+    """The words of five letters from a to z in a file with a word per line, in lower case; others are left
+    out, as published lists mix lengths. Raises UserError where there is none."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").lower().split()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: expected a text file with a word per line ({error})") from error
     found = [word for word in lines if re.fullmatch(f"[a-z]{{{LENGTH}}}", word)]
     if not found:
-        got = f"{len(lines)} words and none of that length"
-        raise UserError(f"{path}: expected a word of {LENGTH} letters per line, got {got}")
+        got = f"{len(lines)} words and none such"
+        raise UserError(f"{path}: expected a word of {LENGTH} letters from a to z per line, got {got}")
     return found
 
 

@@ -135,8 +135,10 @@ def rounds_of(config: PlaySettings, make_env: Callable[[], Any]) -> Rounds:
     if not config.beta:
         return {name: (directory, None, decoding)}
     if not method.acts_with_beta:
-        trained = f"{config.checkpoint} was trained with {method_name(method)}, which has none"
-        raise UserError(f"--beta: expected a method with a beta, {trained}: leave it out")
+        known = f"{config.checkpoint} was trained with {method_name(method)}, which has none: leave it out"
+        if not Path(directory).exists():
+            known = f"found no folder {config.checkpoint}, and a model of a hub has none"
+        raise UserError(f"--beta: expected a method with a beta, {known}")
     if len(set(config.beta)) < len(config.beta):
         raise UserError(f"--beta: expected each once, got {' '.join(f'{beta:.15g}' for beta in config.beta)}")
     return {f"{name} beta {beta:.15g}": (directory, beta, decoding) for beta in config.beta}
@@ -199,7 +201,7 @@ def _roles_played(
         got, expected = ", ".join(sorted(spoke)), f"roles that speak in {config.env}"
         raise UserError(f"--roles {silent}: expected {expected}, which are {got}")
     if silent:
-        print(f"never spoke, as every episode was over before: {silent}", file=sys.stderr, flush=True)
+        print(f"never spoke in these episodes: {silent}", file=sys.stderr, flush=True)
 
 
 def _role_name(episode: Episode) -> str:

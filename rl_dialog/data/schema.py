@@ -240,13 +240,16 @@ class View:
             self.rewards[last] = total
 
     def marked(self) -> list[dict[str, Any]]:
-        """The messages of a Dialog: replies with rewards; assistant messages that are the world's own words
-        have weight 0."""
+        """The messages of a Dialog: replies with rewards, and of weight 1 whatever the world says; assistant
+        messages that are the world's own words have weight 0."""
         marked = []
         for i, message in enumerate(self.messages):
-            own = message["role"] == "assistant" and i not in self.rewards
-            earned = {"weight": 0} if own else {"reward": self.rewards[i]} if i in self.rewards else {}
-            marked.append({**message, **earned})
+            if i in self.rewards:
+                message = {key: value for key, value in message.items() if key != "weight"}
+                message["reward"] = self.rewards[i]
+            elif message["role"] == "assistant":
+                message = {**message, "weight": 0}
+            marked.append(dict(message))
         return marked
 
 

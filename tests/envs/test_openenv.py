@@ -397,6 +397,9 @@ def test_a_slow_server_makes_a_failed_episode(slow_server, monkeypatch):
     assert world.reset(seed=8)[0][0]["content"] == "seed 8"  # connects anew
 
 
+OURS = {"terminated": False, "truncated": False, "info": {}}  # metadata of a server of ours
+
+
 def observation(reward=0, done=False, observed="go on", **more) -> str:
     data = {"observation": observed, "reward": reward, "done": done, **more}
     return json.dumps({"type": "observation", "data": data})
@@ -407,7 +410,9 @@ ODD = {
     "text": observation("a lot"),
     "nan": observation(float("nan")),
     "huge": observation(10**400),
-    "roles": observation(metadata={"rewards": {"buyer": "all"}}),
+    "roles": observation(metadata=OURS | {"rewards": {"buyer": "all"}}),
+    "parts": observation({"format": 0.25}),
+    "done": observation(1, "false"),
     "list": json.dumps([1]),
 }
 
@@ -459,7 +464,26 @@ def test_anothers_reward_may_come_at_the_end(odd_server, monkeypatch, metadata):
     assert end_of(1.0, metadata=metadata) == ("terminated", 1.0)
     assert end_of(None, metadata=metadata) == ("unscored", None)
     assert end_of(None, metadata=metadata | {"truncated": True})[1] is None
-    assert end_of(1.0, metadata={"terminated": False}) == ("unscored", None)
+    assert end_of(1.0, metadata=OURS) == ("unscored", None)
+
+
+def test_of_anothers_metadata_nothing_is_taken_for_ours(odd_server, monkeypatch):
+    """Parts of a reward are no roles, and `failed` may be of the task."""
+    more = {"terminated": False, "truncated": False, "failed": 0, "rewards": {"format": 0.25, "correct": 0.75}}
+    last = {"messages": [{"role": "user", "content": "last"}]}
+    said = [observation(None, metadata=more), *[observation(1.0, i == 2, last, metadata=more) for i in (1, 2)]]
+    answers = iter(json.loads(each)["data"] for each in said)
+    monkeypatch.setattr(odd_server, "_ask", lambda message: next(answers))
+    played = play(odd_server, lambda messages: "hi", seed=1)
+    assert (played.end, played.returns) == ("terminated", {"assistant": 2.0})
+    words = [message["content"] for message in played.dialogs["assistant"].messages]
+    assert words == ["go on", "hi", "last", "hi", "last"]
+
+
+def test_an_episode_that_is_over_at_its_beginning_is_a_failed_one(odd_server, monkeypatch):
+    monkeypatch.setattr(odd_server, "_ask", lambda message: json.loads(observation(None, True))["data"])
+    played = play(odd_server, lambda messages: "hi", seed=1)
+    assert played.end == "failed" and not played.infos
 
 
 def test_a_schema_without_end_is_no_answer(monkeypatch):

@@ -8,6 +8,7 @@ import random
 import re
 import threading
 import time
+from fractions import Fraction
 
 import pytest
 
@@ -293,6 +294,48 @@ class Halved(House):
         return list(self.messages), *rest
 
 
+class Begun(House):
+    """Fails at its beginning without a word."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], {"failed": True}
+
+
+class Dead(House):
+    """Never begins."""
+
+    def reset(self, *, seed=None):
+        return super().reset(seed=seed)[0], {"failed": "the server is gone"}
+
+
+class Several(House):
+    """How many steps at a time it takes it says in words."""
+
+    concurrency = "2"
+
+
+class Huge(House):
+    """A reward of 400 digits."""
+
+    def step(self, reply):
+        messages, _, *rest = super().step(reply)
+        return messages, 10**400, *rest
+
+
+class Painted(House):
+    """To draw it is a step."""
+
+    painted = 0
+
+    def draw(self):
+        self.painted += 1
+        return "a house"
+
+    def step(self, reply):
+        messages, reward, *rest = super().step(reply)
+        return messages, reward + self.painted, *rest
+
+
 class Whole(House):
     """Says of every step that it did not fail."""
 
@@ -322,12 +365,47 @@ def test_a_world_may_say_that_nothing_failed():
         (Proud, "players", "expected no player above the optimum -4, got 'reader at -3 "),
         (Unnamed, "contract", r"expected info\['role'\] of reset to name who speaks first"),
         (Endless, "contract", "expected a whole number above 0 as max_turns, got inf"),
-        (Vague, "contract", r"expected words that say why it failed in info\['failed'\]"),
+        (Vague, "contract", r"expected words that say why it failed in info\['failed'\], got ''"),
+        (Begun, "contract", r"expected words that say why it failed in info\['failed'\], got True"),
+        (Dead, "contract", "expected episodes that do not fail, got 'the server is gone'"),
+        (Several, "contract", "expected a whole number above 0 as concurrency, got '2'"),
+        (Huge, "contract", "expected a finite number or None as the reward, got 1000"),
+        (Painted, "drawing", "an episode that is not drawn, and one that is: at step 1 other rewards"),
     ],
 )
 def test_faults_are_named(world, check, message):
     found = faults(world)
     assert check in found and re.search(message, found[check]), found
+
+
+def test_a_fraction_is_a_number():
+    class Third(House):
+        def step(self, reply):
+            messages, _, *rest = super().step(reply)
+            return messages, Fraction(1, 3), *rest
+
+    assert faults(Third, "players", "pickle") == {}
+
+
+class Short(House):
+    """Keeps of a reply what it understands, and says that it counts for nothing."""
+
+    def step(self, reply):
+        before = len(self.messages)
+        _, *rest = super().step(reply)
+        self.messages[before] |= {"content": reply[:3], "weight": 0}
+        return list(self.messages), *rest
+
+
+def test_a_reply_that_stands_with_another_text_is_noted():
+    [told] = [each.note for each in check_world(Short, but=("other process",)) if each.check == "contract"]
+    assert "a reply stands in the conversation with another text, as '" in told
+
+
+def test_what_a_reply_earned_counts_whatever_weight_the_world_gives_it():
+    played = play(Short(), lambda messages: "yes", seed=1)
+    [dialog] = played.dialogs.values()
+    assert len(dialog.replies) == len(played.infos) and "weight" not in dialog.messages[dialog.replies[0]]
 
 
 def test_what_raises_is_a_fault():

@@ -98,7 +98,7 @@ def test_a_role_that_never_had_its_turn_is_told_and_no_error(capsys):
     """Who says yes at once ends the episode before the other speaks: the role is there all the same."""
     found = main(playing("buyer=soft", "seller=firm"))
     assert set(found["players"]) == {"buyer=soft"}
-    assert capsys.readouterr().err == "never spoke, as every episode was over before: seller\n"
+    assert capsys.readouterr().err == "never spoke in these episodes: seller\n"
 
 
 def test_films_show_what_a_role_saw(tmp_path):
