@@ -86,6 +86,9 @@ def fill_directory(
         how |= {"weights": weights, "normalisers": normalisers, "concurrency": concurrency}
         shards = write_shards(scored, tokenizer, directory, **how, progress=step)
     late = [item for made in shards.values() for shard in made for item in shard.late]
+    if late and not any(shard.dialogs for shard in shards["train"]):
+        expected = "expected at least one dialog of the train split that can be tokenised"
+        raise UserError(f"{expected}, got {len(late)} dialogs that cannot; the first is {Bad(**late[0])}")
     rewards = _reward_figures(scored, shards, weights, normalisers)
     rewards["scorers"] = scorer_names(weights, compat=scoring.compat, scorers=scoring.scorers)
     quarantined, stopped = _write_quarantine(bad, work / "quarantine", late, directory / "quarantine.jsonl")
@@ -172,7 +175,7 @@ def sample_texts(scored: Scored, *, limit: int = TRAINED_ON) -> Iterator[str]:
 def _write_quarantine(
     bad: Sequence[Bad], parts: Path, late: Sequence[dict[str, Any]], path: Path
 ) -> tuple[int, list[str]]:
-    """All bad records, files first, in the order of reading; then those that took too long to tokenise.
+    """All bad records, files first, in the order of reading; then those that could not be tokenised.
     Returns how many, and which of them are files that were not read to their end."""
     count, stopped = 0, []
     with open(path, "w", encoding="utf-8", newline="\n") as file:

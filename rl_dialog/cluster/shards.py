@@ -51,7 +51,7 @@ class Shard:
     worker_kib: int = 0
     late: list[dict[str, Any]] = field(
         default_factory=list
-    )  # quarantined, because tokenising them took too long
+    )  # quarantined, because tokenising them took too long or the chat template refuses them
     rewards: dict[str, Any] | None = (
         None  # Statistics of the replies' rewards, where normalisers made them anew
     )
@@ -250,7 +250,7 @@ class ShardWriter:
         return to_table(dialogs)
 
     def _tokenised(self, part: pa.Table, suffixes: dict[str, str], shard: Shard) -> pa.Table:
-        from rl_dialog.data.tokenize import cut_replies, tokenize
+        from rl_dialog.data.tokenize import Refused, cut_replies, tokenize
 
         ids, windows, kept = [], [], []
         for i, (dialog, taught) in enumerate(self._dialogs(part)):
@@ -262,8 +262,10 @@ class ShardWriter:
             try:
                 with time_limit(self.record_seconds):
                     rows = tokenize(dialog, self.tokenizer, max_length=self.max_length, taught=taught)
-            except TookTooLong:
-                shard.late.append(asdict(self._late(name, dialog)))
+            except (TookTooLong, Refused) as error:
+                late = isinstance(error, TookTooLong)
+                why = too_long(self.record_seconds, "tokenised") if late else str(error)
+                shard.late.append(asdict(self._left_out(name, dialog, why)))
                 continue
             ids.append(name)
             windows.append(rows)
@@ -291,17 +293,12 @@ class ShardWriter:
             dialogs = [Dialog.from_row(row) for row in part.slice(start, TOGETHER).to_pylist()]
             yield from zip(dialogs, teach(self.teachers, dialogs), strict=True)
 
-    def _late(self, name: str, dialog: Dialog) -> Bad:
-        late = Bad(
-            dialog.source,
-            f"dialog {name!r}",
-            too_long(self.record_seconds, "tokenised"),
-            dialog.source,
-            shown(dialog.messages[0]["content"] or ""),
-        )
+    def _left_out(self, name: str, dialog: Dialog, why: str) -> Bad:
+        begins = shown(dialog.messages[0]["content"] or "")
+        bad = Bad(dialog.source, f"dialog {name!r}", why, dialog.source, begins)
         if self.strict:
-            raise UserError(f"{late} (a strict run stops at the first bad record)")
-        return late
+            raise UserError(f"{bad} (a strict run stops at the first bad record)")
+        return bad
 
 
 def _saved_tokenizer(directory: str) -> PreTrainedTokenizerFast:

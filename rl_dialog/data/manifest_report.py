@@ -3,6 +3,7 @@ figures."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -83,12 +84,11 @@ def _reward_tables(rewards: dict[str, Any]) -> Iterator[Any]:
     for name in ("weight", *figures, "coverage"):
         table.add_column(name, justify="right")
     for name, row in rewards["components"].items():
-        table.add_row(
-            name, f"{row['weight']:g}", *(_number(row[key]) for key in figures), f"{row['coverage']:.1%}"
-        )
-    table.add_row(
-        "sum", "", *(_number(rewards["sum"][key]) for key in figures), f"{rewards['sum']['coverage']:.1%}"
-    )
+        numbers = (_number(row[key], row["std"]) for key in figures)
+        table.add_row(name, f"{row['weight']:g}", *numbers, f"{row['coverage']:.1%}")
+    total = rewards["sum"]
+    numbers = (_number(total[key], total["std"]) for key in figures)
+    table.add_row("sum", "", *numbers, f"{total['coverage']:.1%}")
     yield table
     if 1 < len(rewards["components"]) <= MOST_SHOWN:
         names = list(rewards["correlation"])
@@ -99,8 +99,12 @@ def _reward_tables(rewards: dict[str, Any]) -> Iterator[Any]:
         yield table
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _number(value: float | None, spread: float | None) -> str:
+    """With four digits, or as many as show the spread of what it is one of."""
+    if value is None:
+        return "-"
+    digits = math.floor(math.log10(abs(value) / spread)) + 2 if value and spread else 0
+    return f"{value:.{min(max(digits, 4), 15)}g}"
 
 
 def notes(manifest: dict[str, Any], skipped: Sequence[Skipped] = ()) -> Iterator[str]:

@@ -41,9 +41,9 @@ TOKENS = pa.struct(
         ("input_ids", pa.list_(pa.int32())),
         ("assistant", pa.list_(pa.bool_())),
         ("reply_ends", pa.list_(pa.int32())),
-        ("rewards", pa.list_(pa.float32())),  # null: missing
+        ("rewards", pa.list_(pa.float64())),  # null: missing
         ("truncated", pa.bool_()),
-        ("later_rewards", pa.list_(pa.float32())),  # null: missing
+        ("later_rewards", pa.list_(pa.float64())),  # null: missing
         ("later_tokens", pa.list_(pa.int32())),
         ("later_done", pa.bool_()),
         ("next_prompt", pa.list_(pa.int32())),
@@ -125,9 +125,9 @@ def pack_rows(dialogs: Sequence[Sequence[Row]]) -> pa.ListArray:
         _lists([row.input_ids for row in rows], np.int32),
         _lists([row.assistant for row in rows], np.bool_),
         _lists([row.reply_ends for row in rows], np.int32),
-        _lists([row.rewards for row in rows], np.float32, nan_is_null=True),
+        _lists([row.rewards for row in rows], np.float64, nan_is_null=True),
         pa.array([row.truncated for row in rows], pa.bool_()),
-        _lists([row.later_rewards for row in rows], np.float32, nan_is_null=True),
+        _lists([row.later_rewards for row in rows], np.float64, nan_is_null=True),
         _lists([row.later_tokens for row in rows], np.int32),
         pa.array([row.later_done for row in rows], pa.bool_()),
         _lists([row.next_prompt for row in rows], np.int32),

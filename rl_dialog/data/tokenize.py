@@ -74,6 +74,10 @@ class TemplateError(UserError):
     """The tokenizer's chat template cannot be used for training; the message says why and what to do."""
 
 
+class Refused(TemplateError):
+    """The template renders no such conversation, but may render others."""
+
+
 @dataclass
 class Row:
     """One window of a dialog as tokens: what `data/batch.py` collates. T tokens, R replies."""
@@ -81,10 +85,10 @@ class Row:
     input_ids: np.ndarray  # (T,) int32
     assistant: np.ndarray  # (T,) bool: this token was written by the assistant and is trained on
     reply_ends: np.ndarray  # (R,) int32: index of the last token of each reply
-    rewards: np.ndarray  # (R,) float32: what each reply earned; NaN where that is missing
+    rewards: np.ndarray  # (R,) float64, once learned from float32: what each reply earned; NaN: missing
     truncated: bool  # the conversation goes on after this window: bootstrap from its last token
     # Of the K replies behind this window, where it was cut at max_length:
-    later_rewards: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))  # (K,); NaN as above
+    later_rewards: np.ndarray = field(default_factory=lambda: np.empty(0))  # (K,); NaN as above
     later_tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))  # (K,) how long they are
     later_done: bool = False  # the conversation ended with them, so what followed this window is known
     # (P,) int32: the state that such a window leads to, as the window of the next reply begins with it and as
@@ -114,8 +118,8 @@ class Row:
         return np.concatenate([self.rewards, self.later_rewards])
 
     def with_rewards(self, change: Callable[[np.ndarray], np.ndarray]) -> Row:
-        """The same row with other rewards: `change` takes (R + K,) float64 and gives as many."""
-        changed = change(self.all_rewards.astype(np.float64)).astype(np.float32)
+        """The same row with other rewards: `change` takes (R + K,) float64 and gives as many, of any type."""
+        changed = change(self.all_rewards.astype(np.float64))
         count = len(self.rewards)
         return replace(self, rewards=changed[:count], later_rewards=changed[count:])
 
@@ -323,7 +327,7 @@ def tokenize(
     and how the window of the next one begins. A reply that alone is too long loses its tail (`cut_replies`
     counts it). What teachers say of its messages (`taught`) is in the rows too.
 
-    A reward that is null or absent is NaN. Raises TemplateError.
+    A reward that is null or absent is NaN. Raises TemplateError, Refused where the template itself does.
     """
     replies = dialog.replies
     if not replies:
@@ -695,9 +699,9 @@ def _window(
         ids,
         assistant,
         reply_ends,
-        np.asarray([rewards[i] for i in replies], dtype=np.float32),
+        np.asarray([rewards[i] for i in replies], dtype=np.float64),
         len(window) > len(ids) or not ends_here,
-        np.asarray([rewards[i] for i in behind], dtype=np.float32),
+        np.asarray([rewards[i] for i in behind], dtype=np.float64),
         np.asarray([r.action_ends[i] - r.actions[i] for i in behind], dtype=np.int32),
         not dialog.truncated,
     )
@@ -768,7 +772,7 @@ def _texts(
         )
     except JinjaError as error:
         roles = ", ".join(dict.fromkeys(m["role"] for m in conversations[0]))
-        raise TemplateError(
+        raise Refused(
             f"expected a chat template that renders messages of the roles {roles}, got its error: {error}"
         ) from error
 

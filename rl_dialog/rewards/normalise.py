@@ -91,7 +91,7 @@ def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 def fit_moments(kind: str, *, mean: float, std: float, low: float, high: float) -> Normaliser:
     """`zscore` or `min_max` from figures of the training replies that the component applies to. What never
     varies, but for the rounding of sums, becomes 0."""
-    if math.isclose(low, high, rel_tol=1e-9):
+    if math.isclose(low, high, rel_tol=1e-13):
         return Normaliser(kind, low, 1.0)
     shift, scale = (mean, std) if kind == "zscore" else (low, high - low)
     return Normaliser(kind, shift, scale or 1.0)

@@ -80,15 +80,17 @@ class Statistics:
         n = self.count[k, k]
         if n == 0:
             return {"mean": None, "std": None, "min": None, "max": None, "coverage": 0.0}
-        varies = not np.isclose(self.low[k], self.high[k], rtol=1e-9, atol=0)
-        figures = (
-            self.mean[k, k],
-            np.sqrt(self.square[k, k] / n) if varies else 0.0,  # and not the rounding of sums
-            self.low[k],
-            self.high[k],
-            n / self.replies,
-        )
-        return dict(zip(("mean", "std", "min", "max", "coverage"), map(_rounded, figures), strict=True))
+        varies = not np.isclose(self.low[k], self.high[k], rtol=1e-13, atol=0)
+        std = np.sqrt(self.square[k, k] / n) if varies else 0.0  # and not the rounding of sums
+        mean = self.mean[k, k]
+        finer = min(max(int(np.log10(abs(mean) / std)), 0), 4) if mean and std else 0  # a small spread shows
+        return {
+            "mean": _rounded(mean, 9 + finer),
+            "std": _rounded(std),
+            "min": _rounded(self.low[k], 15),
+            "max": _rounded(self.high[k], 15),
+            "coverage": _rounded(n / self.replies),
+        }
 
     def _correlation(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
         spread = np.sqrt(self.square * self.square.T)
@@ -119,6 +121,6 @@ class Statistics:
         return cls(values["replies"], **arrays, low=low, high=high)
 
 
-def _rounded(value: float) -> float:
-    """Nine digits: more would show in which order the sums were taken."""
-    return float(f"{value:.9g}")
+def _rounded(value: float, digits: int = 9) -> float:
+    """With so many digits: more would show in which order sums were taken."""
+    return float(f"{value:.{digits}g}")

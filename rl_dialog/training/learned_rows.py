@@ -3,6 +3,7 @@ nobody gave, and rewards in units of how far returns spread."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -50,10 +51,15 @@ def outcomes(rows: Sequence[Row], train_rows: Sequence[Row]) -> Sequence[Row]:
     return [row if np.isnan(row.all_rewards[-1:]).any() else row.with_rewards(np.nan_to_num) for row in rows]
 
 
+def single(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows with rewards in float32, as batches hold them."""
+    return [row.with_rewards(lambda rewards: rewards.astype(np.float32)) for row in rows]
+
+
 def in_units(rows: Sequence[Row], unit: float) -> Sequence[Row]:
     """The rows with rewards in units of `unit`, which is a power of two or anything else: a float32 divided
     by it and rounded once."""
-    return rows if unit == 1 else [row.with_rewards(lambda rewards: rewards / unit) for row in rows]
+    return rows if unit == 1 else single([row.with_rewards(lambda rewards: rewards / unit) for row in rows])
 
 
 def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
@@ -80,6 +86,11 @@ def replies_to_go(rows: Sequence[Row]) -> float:
     return float(known.mean()) if len(known) else 1.0
 
 
+def _rounded(number: float, error: float) -> str:
+    """With as many digits as make no difference of a tenth of `error`."""
+    return f"{round(number, 1 - math.floor(math.log10(error))):.15g}"
+
+
 def check_rewards(method: Method, rows: Sequence[Row]) -> None:
     """Rewards that say nothing are refused; rewards that say only how long a conversation was are pointed
     out."""
@@ -103,6 +114,6 @@ def check_rewards(method: Method, rows: Sequence[Row]) -> None:
         warnings.warn(
             f"rewards are {rewards.mean():g} and differ by {rewards.std():.2g}: with so high a level what "
             "is learned is above all how long conversations get; "
-            f"--reward_shift {-rewards.mean():g} takes it off",
+            f"--reward_shift {_rounded(-rewards.mean(), rewards.std())} takes it off",
             stacklevel=3,
         )

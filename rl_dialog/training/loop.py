@@ -51,6 +51,7 @@ from rl_dialog.training.learned_rows import (
     outcomes,
     replies_to_go,
     shifted,
+    single,
     spread_of_returns,
 )
 from rl_dialog.training.logger import Logger
@@ -220,6 +221,7 @@ class Trainer:
         train_rows, eval_rows = (shifted(rows, config.reward_shift) for rows in (train_rows, eval_rows))
         train_rows, eval_rows = (outcomes(rows, train_rows) for rows in (train_rows, eval_rows))
         check_rewards(method, train_rows)
+        train_rows, eval_rows = single(train_rows), single(eval_rows)
         if policy.heads is not None or method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
             policy.value_unit = config.value_unit or spread

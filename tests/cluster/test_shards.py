@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from rl_dialog.cluster.scored import Scored
 from rl_dialog.cluster.scoring import WORK, hash64
 from rl_dialog.cluster.shards import Shard, ShardWriter, occurrences, plan_shards, shared_contexts
 from rl_dialog.data.schema import ARROW_SCHEMA, SPLITS, Dialog
 from rl_dialog.data.shards import SHARD_SCHEMA, unpack_rows
+from rl_dialog.errors import UserError
 from tests.cluster.test_scoring import ring_now
 
 
@@ -100,6 +103,34 @@ def test_a_writer_tokenises_the_planned_dialogs_and_renames(tmp_path, tokenizer)
         dialogs[1].messages, tokenize=False
     )
     assert not list(tmp_path.glob("*.part"))
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m['content'] }}<|end|>{% endfor %}"
+)
+
+
+def test_a_dialog_that_the_template_refuses_is_left_out(tmp_path, tokenizer):
+    """The templates of many models want roles to alternate, and logs have two replies in a row."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = ALTERNATING
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / WORK).mkdir()
+    twice = talk(1)
+    twice.messages.append({"role": "assistant", "content": "still there ?"})
+    table = pa.Table.from_pylist([each.to_row() for each in (talk(0), twice, talk(2))], ARROW_SCHEMA)
+    pq.write_table(table, tmp_path / "chunk.parquet")
+    parts = [[str(tmp_path / "chunk.parquet"), 0, 3]]
+    plan = json.dumps({"split": "train", "number": 0, "parts": parts, "suffixes": {}})
+    given = str(tmp_path / "tokenizer"), str(tmp_path), 64, {}, {}
+    with pytest.raises(UserError, match="dialog 'd1'.*roles must alternate.*a strict run stops"):
+        ShardWriter(*given, strict=True)(pa.table({"plan": [plan]}))
+    [row] = ShardWriter(*given)(pa.table({"plan": [plan]})).to_pylist()
+    shard = Shard(**json.loads(row["summary"]))
+    assert pq.read_table(tmp_path / "train-00000.parquet").column("id").to_pylist() == ["d0", "d2"]
+    assert [(item["where"], item["excerpt"]) for item in shard.late] == [("dialog 'd1'", "question 1")]
+    assert "got its error: roles must alternate" in shard.late[0]["reason"]
 
 
 def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenizer, monkeypatch):

@@ -60,7 +60,7 @@ def assert_equal(row, expected):
         ("input_ids", np.int32),
         ("assistant", np.bool_),
         ("reply_ends", np.int32),
-        ("rewards", np.float32),
+        ("rewards", np.float64),
         ("next_prompt", np.int32),
     ):
         assert getattr(row, name).dtype == dtype

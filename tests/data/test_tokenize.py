@@ -137,7 +137,7 @@ def test_the_mask_is_the_reply_and_its_end_of_turn(tokenizer, text):
         np.int32,
         bool,
         np.int32,
-        np.float32,
+        np.float64,
     )
 
 
@@ -574,7 +574,7 @@ def test_rewards_of_dialogs_are_counted_once_however_many_windows_they_have(toke
     found = rewards_of_dialogs(rows)
     assert [len(rewards) for rewards in found] == [1, 12, 2, 9, 1] and rewards_of_dialogs([]) == []
     for rewards, dialog in zip(found, dialogs, strict=True):
-        np.testing.assert_array_equal(rewards, rewards_of(dialog).astype(np.float32))
+        np.testing.assert_array_equal(rewards, rewards_of(dialog))
 
 
 def test_the_system_prompt_stands_in_front_of_every_window(tokenizer):
@@ -688,7 +688,7 @@ def test_windows_of_random_dialogs(tokenizer, seed):
             messages[i]["content"] + END for i in made.replies
         ]
         assert np.concatenate([r.rewards for r in rows]).tolist() == [
-            np.float32(messages[i]["reward"]) for i in made.replies
+            messages[i]["reward"] for i in made.replies
         ]
         assert all(len(row.input_ids) <= limit and not row.assistant[0] for row in rows)
         assert [row.truncated for row in rows] == [True] * (len(rows) - 1) + [made.truncated]

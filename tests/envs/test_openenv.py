@@ -469,9 +469,17 @@ def test_anothers_reward_may_come_at_the_end(odd_server, monkeypatch, metadata):
 
 def test_of_anothers_metadata_nothing_is_taken_for_ours(odd_server, monkeypatch):
     """Parts of a reward are no roles, and `failed` may be of the task."""
-    more = {"terminated": False, "truncated": False, "failed": 0, "rewards": {"format": 0.25, "correct": 0.75}}
+    more = {
+        "terminated": False,
+        "truncated": False,
+        "failed": 0,
+        "rewards": {"format": 0.25, "correct": 0.75},
+    }
     last = {"messages": [{"role": "user", "content": "last"}]}
-    said = [observation(None, metadata=more), *[observation(1.0, i == 2, last, metadata=more) for i in (1, 2)]]
+    said = [
+        observation(None, metadata=more),
+        *[observation(1.0, i == 2, last, metadata=more) for i in (1, 2)],
+    ]
     answers = iter(json.loads(each)["data"] for each in said)
     monkeypatch.setattr(odd_server, "_ask", lambda message: next(answers))
     played = play(odd_server, lambda messages: "hi", seed=1)

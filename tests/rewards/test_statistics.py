@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from rl_dialog.rewards.normalise import fit_normalisers
 from rl_dialog.rewards.statistics import Statistics
 
 NAN = math.nan
@@ -62,6 +63,16 @@ def test_a_component_that_never_applies_or_never_varies_has_no_correlation():
         None
     }
     json.dumps(summary, allow_nan=False)
+
+
+def test_a_small_spread_far_from_zero_is_shown():
+    """Seconds since 1970."""
+    table = np.array([[1_700_000_000.0 + (i % 4 == 0)] for i in range(8)]).repeat(2, axis=1)
+    figures = Statistics.of(table).summary({"a": 1.0})["components"]["a"]
+    assert figures | {"mean": 1_700_000_000.25, "min": 1_700_000_000, "max": 1_700_000_001} == figures
+    assert figures["std"] == pytest.approx(math.sqrt(3) / 4)
+    z = fit_normalisers({"a": "zscore"}, {"a": figures}, {})["a"]
+    assert [z(value) for value in table[:2, 0]] == pytest.approx([math.sqrt(3), -1 / math.sqrt(3)])
 
 
 def test_merging_parts_equals_the_whole_also_far_from_zero_and_after_json():

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 import warnings
@@ -977,6 +978,23 @@ def test_a_high_level_of_rewards_is_told_with_what_takes_it_off(tmp_path: Path) 
         make_trainer(tmp_path, "ilql", TrainerConfig(), rows=high)
     with warnings.catch_warnings(action="error"):
         make_trainer(tmp_path / "off", "ilql", TrainerConfig(reward_shift=-1e4), rows=high)
+
+
+@pytest.mark.parametrize("level", [1_234_567.0, 1_700_000_000.0])
+def test_on_any_level_what_is_told_takes_it_off(tmp_path: Path, level: float) -> None:
+    """Float32 has steps of 1/8 at a million and of 128 at two thousand millions."""
+    rows = [replace(row, rewards=row.rewards.astype(float)) for row in make_rows(make_tokenizer(), 6)]
+    high = [replace(row, rewards=row.rewards + level) for row in rows]
+    with pytest.warns(UserWarning, match="takes it off") as told:
+        make_trainer(tmp_path, "ilql", TrainerConfig(), rows=high)
+    shift = float(re.search(r"--reward_shift (\S+)", str(told[0].message))[1])
+    spread = np.concatenate([row.rewards for row in rows]).std()
+    assert abs(shift + level + np.concatenate([row.rewards for row in rows]).mean()) < 0.1 * spread
+    low, off = (
+        make_trainer(tmp_path / name, "ilql", TrainerConfig(reward_shift=by), rows=given)
+        for name, by, given in (("low", shift + level, rows), ("off", shift, high))
+    )
+    assert off.policy.value_unit == pytest.approx(low.policy.value_unit, rel=1e-5)
 
 
 def test_held_out_rows_that_a_method_cannot_use_are_told(tmp_path: Path) -> None:
