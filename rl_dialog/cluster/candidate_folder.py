@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from rl_dialog.cluster.candidates import Drawing, Keys, Scoring, describe_drawing, figures_of, write_contexts
 from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.data.tokenize import TemplateError, encode_prompt, load_tokenizer
 from rl_dialog.errors import UserError
+from rl_dialog.models.causal_lm import config_of
 from rl_dialog.models.checkpoint import resolve
 
 VERSION = 1  # of the texts kept in candidates/: another one is not used again
@@ -45,7 +44,7 @@ def scoring_from_anywhere(similarity: str, path: str, reward_model: str) -> Scor
 
 def check_vocabulary(policy: Path) -> None:
     """A tokenizer may have got tokens (a chat template's) that the model has never seen."""
-    size = getattr(AutoConfig.from_pretrained(policy), "vocab_size", None)
+    size = getattr(config_of(policy), "vocab_size", None)
     needed = len(load_tokenizer(policy))
     if size is not None and needed > size:
         got = f"a model of {size} tokens whose chat format needs {needed}"
@@ -55,7 +54,7 @@ def check_vocabulary(policy: Path) -> None:
 def longest_row(policy: Path, max_length: int) -> int:
     """In tokens: `max_length`, or what the policy has positions for. dt puts a token before the reply, and
     before those of a long context too."""
-    positions = getattr(AutoConfig.from_pretrained(policy), "max_position_embeddings", None) or max_length + 1
+    positions = getattr(config_of(policy), "max_position_embeddings", None) or max_length + 1
     return min(max_length, positions - 1)
 
 

@@ -90,7 +90,7 @@ def make_candidates(
     *,
     count: int,
     similarities: Mapping[str, Similarity],
-    ranker: Policy | None = None,
+    ranker: tuple[Policy, PreTrainedTokenizerFast] | None = None,
     reward_model: ReplyReward | None = None,
     click_threshold: float = 0.6,
     seed: int = 0,
@@ -114,13 +114,13 @@ def make_candidates(
     near = {name: similarity_table(function, replies, references) for name, function in similarities.items()}
     critic = critic_table(policy, tokenizer, conversations, replies, decoding)
     if ranker is not None:
-        sizes = [model.get_output_embeddings().weight.shape[0] for model in (policy, ranker)]
-        if sizes[0] != sizes[1]:
+        other, its_tokenizer = ranker
+        if its_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UserError(
-                f"--ranker: expected a checkpoint with the {sizes[0]} tokens of the policy whose replies it "
-                f"ranks, got {sizes[1]}"
+                f"--ranker: expected a checkpoint with the {len(tokenizer)} tokens of the policy whose "
+                f"replies it ranks, got {len(its_tokenizer)} that are not the same"
             )
-        table = critic_table(ranker, tokenizer, conversations, replies, decoding)
+        table = critic_table(other, tokenizer, conversations, replies, decoding)
         critic |= {f"ranker's {way}": values for way, values in table.items()}
     if reward_model is not None:
         critic[REWARD_MODEL] = reward_table(reward_model, conversations, replies)

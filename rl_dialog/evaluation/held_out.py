@@ -12,7 +12,7 @@ import numpy as np
 from rl_dialog.data.pairs import said
 from rl_dialog.data.schema import Dialog
 from rl_dialog.data.shards import load_manifest, read_dialogs
-from rl_dialog.data.tokenize import TEMPLATE_KEYS
+from rl_dialog.data.tokenize import TEMPLATE_KEYS, load_tokenizer
 from rl_dialog.errors import UserError
 from rl_dialog.evaluation.candidates import WORDS, candidate_measures, make_candidates, read_similarities
 from rl_dialog.evaluation.fqe import FQE
@@ -114,7 +114,7 @@ class HeldOut:
     settings: dict[str, Any] = field(default_factory=dict)  # of the `prepare` that computed them
     similarities: dict[str, Similarity] = field(default_factory=dict)
     answer_similarities: dict[str, Similarity] = field(default_factory=dict)
-    ranker: Policy | None = None
+    ranker: tuple[Policy, Any] | None = None  # and its tokenizer
     reward_model: ReplyReward | None = None
     train: list[Dialog] = field(default_factory=list)  # what fitted Q evaluation learns from
     behaviour: Behaviour | None = None
@@ -193,7 +193,9 @@ def _add_judges(held_out: HeldOut, config: HeldOutConfig) -> None:
     if config.candidates:
         held_out.similarities = read_similarities(config.similarities, config.similarity_path)
         if config.ranker:
-            held_out.ranker = load_for_decoding(existing(config.ranker)).to(named_device(config.device))
+            path = resolve(existing(config.ranker))
+            policy = load_for_decoding(path).to(named_device(config.device))
+            held_out.ranker = policy, load_tokenizer(path)
         if config.reward_model:
             held_out.reward_model = load_reward_model(config.reward_model, device=named_device(config.device))
     if "fqe" in config.ope:

@@ -402,7 +402,7 @@ def _doubts(w: np.ndarray, log_w: np.ndarray, logged: LoggedReplies, dialogs: Se
     windows, unrated = len(logged.rows) - count, count - len(w)
     doubts = {
         f"{unrated} of {count} dialogs have a reply without a reward and are left out.": unrated,
-        f"Only {n_eff:.1f} of {len(w)} dialogs carry the weight (fewer than {FEW:g}): do not rely on "
+        f"{n_eff:.1f} of {len(w)} dialogs carry the weight, which is fewer than {FEW:g}: do not rely on "
         "importance sampling here.": n_eff < FEW,
         f"The policy gives probability 0 to logged tokens in {impossible} of {len(w)} dialogs; they count "
         "nothing.": impossible,

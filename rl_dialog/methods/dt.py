@@ -3,6 +3,7 @@ the best."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from rl_dialog.errors import UserError
 from rl_dialog.methods.bc import BC
 
 UNKNOWN = "<|return:unknown|>"
+RETURN = r"<\|return:(?:\d+|unknown)\|>"
 
 
 @dataclass(frozen=True)
@@ -56,17 +58,8 @@ class DT(BC):
             )
         specials = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
         tokenizer.add_special_tokens(specials, replace_extra_special_tokens=False)
-        wanted_token = self._tokens[self.want]
-        tokenizer.chat_template = (
-            "{% set ns = namespace(m=[]) %}{% for x in messages %}{% set ns.m = ns.m + ([dict(x, content='"
-            + wanted_token
-            + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
-            "{% endfor %}{% set messages = ns.m %}"
-            + tokenizer.chat_template
-            + "{% if add_generation_prompt %}"
-            + wanted_token
-            + "{% endif %}"
-        )
+        before, behind = _wish(self._tokens[self.want])
+        tokenizer.chat_template = before + _plain(tokenizer.chat_template) + behind
         return tokenizer
 
     def prepare(
@@ -89,13 +82,15 @@ class DT(BC):
                 f"{edges.tolist()}): want one of these, or change --method.bins or --method.edges"
             )
         header = self._header(tokenizer)
+        returns = [i for token, i in tokenizer.get_vocab().items() if re.fullmatch(RETURN, token)]
         wanted_id, unknown = tokenizer.convert_tokens_to_ids([self._tokens[self.want], UNKNOWN])
 
         def labelled(row: Row) -> Row:
+            row = _without(row, returns)
             starts = row.reply_starts
             unlearnt = np.setdiff1d(_behind(header, row.input_ids), starts)  # replies that are context only
-            returns = self._returns(row)
-            bins = np.where(np.isnan(returns), unknown, ids[np.searchsorted(edges, returns, side="right")])
+            earned = self._returns(row)
+            bins = np.where(np.isnan(earned), unknown, ids[np.searchsorted(edges, earned, side="right")])
             places, tokens = (
                 np.concatenate([starts, unlearnt]),
                 np.concatenate([bins, np.full(len(unlearnt), wanted_id)]).astype(np.int32),
@@ -143,6 +138,40 @@ class DT(BC):
 
     def _returns(self, row: Row) -> np.ndarray:
         return row.rewards if self.by == "reply" else row.returns
+
+
+def _wish(token: str) -> tuple[str, str]:
+    """What stands before and behind a chat template so that it writes the token before every reply."""
+    return (
+        "{% set ns = namespace(m=[]) %}{% for x in messages %}{% set ns.m = ns.m + ([dict(x, content='"
+        + token
+        + "' ~ (x['content'] or ''))] if x['role'] == 'assistant' else [x]) %}"
+        "{% endfor %}{% set messages = ns.m %}",
+        "{% if add_generation_prompt %}" + token + "{% endif %}",
+    )
+
+
+def _plain(template: str) -> str:
+    """Without the wish of an earlier dt, whose run this one goes on from."""
+    for token in re.findall(RETURN, template):
+        before, behind = _wish(token)
+        if template.startswith(before) and template.endswith(behind):
+            return _plain(template[len(before) : len(template) - len(behind)])
+    return template
+
+
+def _without(row: Row, tokens: Sequence[int]) -> Row:
+    """The row without the returns that the template of an earlier dt wished for as it was rendered."""
+    wished = np.flatnonzero(np.isin(row.input_ids, tokens) & ~row.assistant)
+    if not len(wished):
+        return row
+
+    def moved(old: np.ndarray) -> np.ndarray:
+        return (old - np.searchsorted(wished, old)).astype(np.int32)
+
+    ids, assistant = np.delete(row.input_ids, wished), np.delete(row.assistant, wished)
+    taught = row.taught and replace(row.taught, places=moved(row.taught.places))
+    return replace(row, input_ids=ids, assistant=assistant, reply_ends=moved(row.reply_ends), taught=taught)
 
 
 def _behind(header: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@ needed."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +38,8 @@ class KTO(Method):
     beta: float = 0.1
     """how strongly the prior holds"""
     threshold: float | None = None
-    """a reply is good when its reward is above this; by default above the training split's mean"""
+    """a reply is good when its reward is above this; by default above the training split's mean, or where
+    fewer than one reply in twenty are above or below that, above the reward that halves them best"""
     desirable_weight: float | None = None
     """w of good replies; by default both kinds weigh the same in all, and 1 on average"""
     undesirable_weight: float | None = None
@@ -73,7 +75,7 @@ class KTO(Method):
         if not len(rewards):
             problem = f"{len(all_rewards):,} without a reward: prepare with rewards, or train bc"
             raise UserError(f"kto: expected good and bad replies, got {problem}")
-        threshold = rewards.mean() if self.threshold is None else self.threshold
+        threshold = _parting(rewards) if self.threshold is None else self.threshold
         good = int((rewards > threshold).sum())
         if good in (0, len(rewards)):
             raise UserError(
@@ -138,3 +140,24 @@ class KTO(Method):
             paired.append(Row.of_reply(context, row.input_ids[start:], reward=label))
             paired.append(Row.of_reply(context, stranger_ids, reward=weights[label]))
         return paired
+
+
+def _parting(rewards: np.ndarray) -> float:
+    """Above which reward replies are good. A mean that a few outliers make leaves hardly any above it, and
+    what is learned from three replies is no policy."""
+    mean, fewest = float(rewards.mean()), 0.05
+    if fewest <= (share := (rewards > mean).mean()) <= 1 - fewest:
+        return mean
+    lower = np.unique(rewards)[:-1]  # above the highest is none
+    if not len(lower):
+        return mean
+    above = 1 - np.searchsorted(np.sort(rewards), lower, side="right") / len(rewards)
+    best = int(np.abs(above - 0.5).argmin())
+    if abs(above[best] - 0.5) < abs(share - 0.5):
+        warnings.warn(
+            f"kto: {share:.1%} of the replies earn more than the mean, {mean:g}, so good are those that earn "
+            f"more than {lower[best]:g}, {above[best]:.0%}; --method.threshold says otherwise",
+            stacklevel=3,
+        )
+        return float(lower[best])
+    return mean

@@ -24,6 +24,7 @@ from transformers import (
     AutoModelForCausalLM,
     Cache,
     DynamicCache,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.cache_utils import DynamicLayer
@@ -72,6 +73,13 @@ def open_causal_lm(
         raise UserError(f"{where}: expected {expected} ({error})") from error
     require_weights(lm, lacking, where)
     return _text_part(lm)
+
+
+def config_of(name_or_path: str | Path) -> PretrainedConfig:
+    """The config of a model at a hub name or in a directory; of LoRA adapters that of the model that they
+    belong to."""
+    base = base_of_adapter(name_or_path)
+    return config_of(base) if base else AutoConfig.from_pretrained(name_or_path)
 
 
 def is_model(directory: Path) -> bool:

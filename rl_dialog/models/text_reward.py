@@ -14,6 +14,7 @@ alone is one of single texts. rl_dialog/preferences/reply_fitting.py fits them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -31,11 +32,12 @@ from rl_dialog.data.tokenize import (
     train_tokenizer,
 )
 from rl_dialog.errors import UserError
-from rl_dialog.models.causal_lm import base_of_adapter
+from rl_dialog.models.causal_lm import base_of_adapter, config_of, open_causal_lm
 from rl_dialog.models.checkpoint import resolve, start_of
 from rl_dialog.models.language_model import set_apart
 from rl_dialog.models.small_encoder import small_encoder
 from rl_dialog.models.weights import (
+    Lacking,
     in_words,
     load_strictly,
     of_trunk,
@@ -218,12 +220,11 @@ class TextReward:
         learning.
         """
         from safetensors import SafetensorError
-        from transformers import AutoModelForSequenceClassification
 
         require_readable(base)
         tokenizer = load_tokenizer(base)
         try:
-            model, lacking = load_strictly(AutoModelForSequenceClassification, base, num_labels=1)
+            model, lacking = _with_a_score(base)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"--model_name_or_path {base}: expected an encoder or a language model that transformers can "
@@ -296,10 +297,10 @@ class TextReward:
 def check_base(base: str) -> None:
     """Raises UserError for a folder or hub name whose model cannot get a head that scores, without loading
     it."""
-    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     require_hub_name_or_directory(base)
-    config = AutoConfig.from_pretrained(resolve(base) if Path(base).is_dir() else base)
+    config = config_of(resolve(base) if Path(base).is_dir() else base)
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise UserError(
             f"{base}: expected an encoder or a language model that transformers can give a scalar head, got "
@@ -320,6 +321,21 @@ def _check_kind(config: PretrainedConfig, name: str) -> None:
 
 def _goes_on(row: Sequence[int], before: Sequence[int]) -> bool:
     return len(row) > len(before) and list(row[: len(before)]) == list(before)
+
+
+def _with_a_score(base: str) -> tuple[PreTrainedModel, Lacking]:
+    """A model with a head for one number, and what its files lack; of a policy's LoRA adapters the model that
+    they make."""
+    from transformers import AutoModelForSequenceClassification
+
+    if not base_of_adapter(base):
+        return load_strictly(AutoModelForSequenceClassification, base, num_labels=1)
+    lm = open_causal_lm(base)
+    config = copy.deepcopy(lm.config)
+    config.num_labels = 1
+    model = AutoModelForSequenceClassification.from_config(config)
+    model.base_model.load_state_dict(lm.base_model.state_dict())
+    return model, {}
 
 
 def _with_adapters_of(path: str, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:

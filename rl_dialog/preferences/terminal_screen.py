@@ -122,7 +122,7 @@ class Keyboard:
         return self._key(raw=raw) if self.terminal else self._line()
 
     def _whole(self) -> bool:
-        return bool(self.typed) if self.terminal else b"\n" in self.typed
+        return bool(self.typed) if self.terminal or self.ended else b"\n" in self.typed
 
     def _line(self) -> str:
         line, _, self.typed = self.typed.partition(b"\n")

@@ -69,12 +69,34 @@ def spread_of_returns(rows: Sequence[Row]) -> tuple[float, float]:
     The spread is the unit that values are learned in, so that nothing depends on the unit of rewards; where
     all returns are equal it is their size, or 1 when they are 0.
     """
-    returns = np.concatenate([to_go(row.all_rewards.astype(np.float64))[: len(row.rewards)] for row in rows])
-    returns = returns[~np.isnan(returns)]
+    returns = _known_returns(rows)
     spread, level = (float(returns.std()), float(returns.mean())) if len(returns) else (0.0, 0.0)
     if spread <= 1e-6 * abs(level):
         spread = abs(level) or 1.0
     return spread, level
+
+
+def warn_of_outliers(rows: Sequence[Row]) -> None:
+    """Says so where a few returns make nearly all of the spread that values are learned in."""
+    returns = _known_returns(rows)
+    if not len(returns):
+        return
+    low, high = np.quantile(returns, [0.01, 0.99])
+    others = returns[(returns >= low) & (returns <= high)].std()
+    if 0 < others < returns.std() / 10:
+        warnings.warn(
+            f"few returns make nearly all of their spread, {returns.std():.3g}: but for one in fifty they "
+            f"lie between {low:.3g} and {high:.3g} and differ by {others:.2g}. Values are learned in units "
+            "of the whole spread, in which what these differ by hardly counts; where the few are no rewards "
+            "to strive for, leave them out or run prepare with --normalise rank",
+            stacklevel=3,
+        )
+
+
+def _known_returns(rows: Sequence[Row]) -> np.ndarray:
+    """What followed each reply to the end of its conversation, undiscounted, where anything is known."""
+    returns = np.concatenate([to_go(row.all_rewards.astype(np.float64))[: len(row.rewards)] for row in rows])
+    return returns[~np.isnan(returns)]
 
 
 def replies_to_go(rows: Sequence[Row]) -> float:

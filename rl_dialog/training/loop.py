@@ -53,6 +53,7 @@ from rl_dialog.training.learned_rows import (
     shifted,
     single,
     spread_of_returns,
+    warn_of_outliers,
 )
 from rl_dialog.training.logger import Logger
 from rl_dialog.training.micro_batches import epoch_order, like_lengths
@@ -224,6 +225,7 @@ class Trainer:
         train_rows, eval_rows = single(train_rows), single(eval_rows)
         if policy.heads is not None or method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
+            warn_of_outliers(train_rows)
             policy.value_unit = config.value_unit or spread
             # What a conversation earns is a sum over its replies: their advantages spread about a root of
             # their number less, so more of that is needed to lean on them as far.

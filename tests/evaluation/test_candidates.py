@@ -27,8 +27,6 @@ from rl_dialog.evaluation.generation import Decoding, Reply, beam_replies, gener
 from rl_dialog.evaluation.intervals import difference, estimate
 from rl_dialog.evaluation.scoring import LoggedReplies, critic_scores, score_replies
 from rl_dialog.methods import BC, ILQL
-from rl_dialog.models.language_model import ModelConfig, load_lm
-from rl_dialog.models.policy import Policy
 
 ASKED = ["hello", "what would you like?", "thank you, that is all"]
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in ASKED]
@@ -227,16 +225,17 @@ def test_another_policys_critic_ranks_the_same_replies(make_policy, tokenizer):
     policy, ranker = make_policy(BC()), make_policy(ILQL(), seed=1)
     contexts = [(dialog(str(n), text, "fine"), 1) for n, text in enumerate(ASKED)]
     f1 = {"token_f1": read_similarities(["token_f1"])["token_f1"]}
-    found = make_candidates(policy, tokenizer, contexts, SHORT, count=3, similarities=f1, ranker=ranker)
+    found = make_candidates(
+        policy, tokenizer, contexts, SHORT, count=3, similarities=f1, ranker=(ranker, tokenizer)
+    )
     own = critic_table(ranker, tokenizer, CONVERSATIONS, found.replies, SHORT)
     assert {f"ranker's {way}" for way in own} == {way for way in found.critic if way.startswith("ranker's")}
     assert found.own_way == "mean log-probability"
     assert all(np.allclose(found.critic[f"ranker's {way}"], own[way]) for way in own)
     assert "ranked/ranker's last V/token_f1@1" in candidate_measures(found)
-    smaller = train_tokenizer(["hello"], vocab_size=270)
-    other = Policy(load_lm(ModelConfig(layers=1, width=16, attention_heads=2, context=64), smaller), ILQL())
+    other = train_tokenizer(["hollow willow"] * 3, vocab_size=len(tokenizer))
     with pytest.raises(UserError, match="--ranker: expected a checkpoint with the .* tokens of the policy"):
-        make_candidates(policy, tokenizer, contexts, SHORT, count=2, similarities=f1, ranker=other)
+        make_candidates(policy, tokenizer, contexts, SHORT, count=2, similarities=f1, ranker=(ranker, other))
 
 
 @pytest.mark.parametrize("nothing", [None, ""])

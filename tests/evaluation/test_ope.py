@@ -323,7 +323,7 @@ def test_per_decision_numbers_have_the_estimate_as_their_mean_and_its_spread():
 
 def test_warnings_in_words(logs):
     notes = weighted(logs, (0.8, 0.2, 0.0), (0.4, 0.4, 0.2)).notes
-    assert "Only 1.0 of 2 dialogs carry the weight (fewer than 40)" in notes["ope/n_eff"]
+    assert "1.0 of 2 dialogs carry the weight, which is fewer than 40" in notes["ope/n_eff"]
     assert "probability 0 to logged tokens in 1 of 2 dialogs" in notes["ope/n_eff"]
     nothing = weighted(logs, (0.0, 0.2, 0.0), (0.4, 0.4, 0.2))
     assert not nothing.measures

@@ -66,6 +66,25 @@ def test_each_reply_is_told_its_bin_and_nothing_else_changes(told, tokenizer):
     )
 
 
+def test_a_run_goes_on_from_another_dt(told, tokenizer, tmp_path):
+    """Its template wishes once, for what this one wants, also where the data was rendered with the other's
+    wish."""
+    earlier = told(DT(by="reply"))
+    dialogs = [dialog(1.0, -1.0), dialog(2.0, -2.0)]
+    fresh, _ = prepared(DT(by="reply"), earlier, dialogs, tokenizer)
+    earlier.save_pretrained(tmp_path / "earlier")
+    for method in (DT(by="reply"), DT(by="reply", want=0), DT(by="reply", bins=3)):
+        made = method.extend_tokenizer(load_tokenizer(tmp_path / "earlier"))
+        asked = made.apply_chat_template(dialogs[0].messages, tokenize=False)
+        assert RETURN.findall(asked) == [str(method.want % method.bins)] * 2
+        rows, _ = prepared(method, made, dialogs, earlier)
+        assert all(len(RETURN.findall(rendered(row, made))) == 2 for row in rows)
+        if method.bins == 2:
+            for row, expected in zip(rows, fresh, strict=True):
+                for name in ("input_ids", "assistant", "reply_ends"):
+                    np.testing.assert_array_equal(getattr(row, name), getattr(expected, name))
+
+
 def test_replies_without_a_token_between_them_each_have_their_bin(told, tokenizer):
     """As DialoGPT's template writes what the assistant says twice in a row."""
     plain, made = told(DT(bins=2)), told(DT(bins=2, by="reply"))

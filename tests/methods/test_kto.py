@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -65,6 +66,20 @@ def test_good_is_above_the_threshold(make_row, method, labels):
         ([8], [3, 3], labels[2]),
     ]
     assert validation == []
+
+
+def test_one_outlier_does_not_decide_what_is_good(make_row):
+    """The mean of 0, 1, 0, 1, ... and a thousand is above all others; a few good replies among many are few
+    whatever the threshold."""
+
+    def labels(rewards):
+        train, _ = prepared(KTO(by="reply"), [make_row([9, 1], [(1, 1, float(r))]) for r in rewards])
+        return [label for _, _, label, _ in train]
+
+    with pytest.warns(UserWarning, match="kto: 2.0% of the replies earn more than the mean, 20.*more than 0"):
+        assert labels([0, 1] * 25 + [1000]) == [-1.0, 1.0] * 25 + [1.0]
+    with warnings.catch_warnings(action="error"):
+        assert labels([0] * 49 + [1]) == [-1.0] * 49 + [1.0]
 
 
 def test_validation_is_judged_by_the_training_split_s_mean(make_row):

@@ -16,7 +16,10 @@ from transformers import (
     T5ForSequenceClassification,
 )
 
+from rl_dialog.cluster.candidate_folder import check_vocabulary, longest_row
 from rl_dialog.errors import UserError
+from rl_dialog.methods import ILQL
+from rl_dialog.models.causal_lm import open_causal_lm
 from rl_dialog.models.text_reward import TextReward, adapters, check_base
 
 TALK = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "how are you today?"}]
@@ -156,6 +159,25 @@ def test_a_policy_becomes_a_reward_model(checkpoints, tmp_path):
     )  # of the policy, not new
     reward.eval().save_pretrained(tmp_path)
     assert TextReward.from_pretrained(tmp_path).score(TALKS) == pytest.approx(reward.score(TALKS), abs=1e-5)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_policy_with_adapters_becomes_a_reward_model_that_learns(make_policy, tokenizer, tmp_path, rank):
+    """Of the model that the adapters make; what they belong to alone would be another policy's."""
+    policy = make_policy(ILQL(), "llama", peft=True)
+    policy.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    check_base(str(tmp_path))
+    assert longest_row(tmp_path, 10_000) < 10_000 and check_vocabulary(tmp_path) is None
+    reward = TextReward.from_base(str(tmp_path), max_length=64)
+    ids = torch.arange(5)[None]
+    merged = open_causal_lm(str(tmp_path)).base_model(input_ids=ids).last_hidden_state
+    found = reward.model.base_model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(found, merged)
+    assert (merged - open_causal_lm(str(tmp_path / "base")).base_model(input_ids=ids)[0]).abs().max() > 1e-2
+    with adapters(reward, rank, 4):
+        assert any(parameter.requires_grad for parameter in reward.model.parameters())
+    assert all(parameter.requires_grad for parameter in reward.model.parameters())
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -325,7 +325,7 @@ def test_lines_through_a_pipe(folder):
         *(folder.segments.add(Reply([{"role": "user", "content": "hello"}], text)) for text in ("hi", "go")),
         priority=1.0,
     )
-    lines = "l\nL\nR\nE\n\nwhat\ns\nu\nQ\n"
+    lines = "l\nL\nR\nE\n\nwhat\ns\nu\nQ"
     done = subprocess.run(
         command(folder, "--labeller", "ann"), input=lines, capture_output=True, text=True, timeout=240
     )

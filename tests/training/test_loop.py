@@ -980,6 +980,18 @@ def test_a_high_level_of_rewards_is_told_with_what_takes_it_off(tmp_path: Path) 
         make_trainer(tmp_path / "off", "ilql", TrainerConfig(reward_shift=-1e4), rows=high)
 
 
+def test_returns_that_dwarf_all_others_are_told(tmp_path: Path) -> None:
+    """One conversation earns ten thousand. Where all others earn the same, one that does not is no error."""
+    rows = make_rows(make_tokenizer(), 150)
+    outlier = [replace(row, rewards=row.rewards + 1e4 * (i == 70)) for i, row in enumerate(rows)]
+    rare = [replace(row, rewards=np.full_like(row.rewards, i == 70)) for i, row in enumerate(rows)]
+    with pytest.warns(UserWarning, match="few returns make nearly all of their spread.*--normalise rank"):
+        make_trainer(tmp_path / "outlier", "mc", TrainerConfig(), rows=outlier)
+    with warnings.catch_warnings(action="error"):
+        for name, given in (("rows", rows), ("rare", rare)):
+            make_trainer(tmp_path / name, "mc", TrainerConfig(), rows=given)
+
+
 @pytest.mark.parametrize("level", [1_234_567.0, 1_700_000_000.0])
 def test_on_any_level_what_is_told_takes_it_off(tmp_path: Path, level: float) -> None:
     """Float32 has steps of 1/8 at a million and of 128 at two thousand millions."""
