@@ -224,7 +224,7 @@ def test_what_nobody_rated_has_no_reward_from_the_log_to_the_rows(voted):
     for dialog, row in zip(dialogs, rows, strict=True):
         expected = [known[int(dialog.id[1:]) % 4], None]
         assert [dialog.messages[i]["reward"] for i in dialog.replies] == expected
-        np.testing.assert_array_equal(row.rewards, np.array(expected))
+        np.testing.assert_array_equal(row.rewards, np.array(expected, float))
     manifest = load_manifest(out)
     std = pytest.approx(2 * np.std([1, -1, 0]))
     assert manifest["rewards"]["sum"] == {"mean": 0.0, "std": std, "min": -2.0, "max": 2.0, "coverage": 0.375}
