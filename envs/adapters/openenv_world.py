@@ -101,7 +101,7 @@ class OpenEnvWorld:
         self._hear(answer)
         told, failed = _metadata(answer), _failure(answer)
         truncated = bool(told.get("truncated")) or failed is not None
-        done = bool(answer.get("done")) and not truncated
+        done = told["terminated"] if _is_ours(answer) else bool(answer.get("done")) and not truncated
         if reward is None and not _is_ours(answer) and not done and not truncated:
             reward = 0.0  # another's server may leave it out until the end
         return list(self.messages), reward, done, truncated, _metadata_info(failed, told)

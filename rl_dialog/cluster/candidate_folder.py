@@ -19,7 +19,7 @@ from rl_dialog.data.files import write_json
 from rl_dialog.data.shards import MANIFEST, load_manifest
 from rl_dialog.data.tokenize import TemplateError, encode_prompt, load_tokenizer
 from rl_dialog.errors import UserError
-from rl_dialog.models.causal_lm import config_of
+from rl_dialog.models.causal_lm import base_of_adapter, config_of
 from rl_dialog.models.checkpoint import resolve
 
 VERSION = 1  # of the texts kept in candidates/: another one is not used again
@@ -110,7 +110,9 @@ def _fingerprints(directory: Path) -> dict[str, str]:
     files = (
         path for path in sorted(directory.iterdir()) if path.is_file() and path.name not in NOT_THE_MODEL
     )
-    return {path.name: _sha256(path) for path in files}
+    found = {path.name: _sha256(path) for path in files}
+    base = base_of_adapter(directory)
+    return found if base is None else found | {"base": _read_from(base)}
 
 
 def _sha256(path: Path) -> str:

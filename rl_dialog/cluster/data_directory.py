@@ -88,7 +88,8 @@ def fill_directory(
     late = [item for made in shards.values() for shard in made for item in shard.late]
     if late and not any(shard.dialogs for shard in shards["train"]):
         expected = "expected at least one dialog of the train split that can be tokenised"
-        raise UserError(f"{expected}, got {len(late)} dialogs that cannot; the first is {Bad(**late[0])}")
+        first = Bad(**late[0]["bad"])
+        raise UserError(f"{expected}, got {len(late)} dialogs that cannot; the first is {first}")
     rewards = _reward_figures(scored, shards, weights, normalisers)
     rewards["scorers"] = scorer_names(weights, compat=scoring.compat, scorers=scoring.scorers)
     quarantined, stopped = _write_quarantine(bad, work / "quarantine", late, directory / "quarantine.jsonl")
@@ -190,7 +191,7 @@ def _write_quarantine(
                     if STOPPED in line and (item := Bad(**json.loads(line))).reason.startswith(STOPPED):
                         stopped.append(str(item))
         for item in late:
-            file.write(json.dumps(item, ensure_ascii=False) + "\n")
+            file.write(json.dumps(item["bad"], ensure_ascii=False) + "\n")
     return count + len(late), stopped
 
 
@@ -225,8 +226,10 @@ def _source_figures(
     for item in bad:
         sources.setdefault(item.source, _new_source())["quarantined"] += 1
     for item in late:
-        source = sources.setdefault(item["source"], _new_source())
+        source = sources.setdefault(item["bad"]["source"], _new_source())
         source["quarantined"], source["dialogs"] = source["quarantined"] + 1, source["dialogs"] - 1
+        for name in ("replies", "turns"):
+            source[name] -= item[name]
     return dict(sorted(sources.items()))
 
 

@@ -265,7 +265,8 @@ class ShardWriter:
             except (TookTooLong, Refused) as error:
                 late = isinstance(error, TookTooLong)
                 why = too_long(self.record_seconds, "tokenised") if late else str(error)
-                shard.late.append(asdict(self._left_out(name, dialog, why)))
+                counts = {"replies": len(dialog.replies), "turns": len(dialog.messages)}
+                shard.late.append({"bad": asdict(self._left_out(name, dialog, why)), **counts})
                 continue
             ids.append(name)
             windows.append(rows)

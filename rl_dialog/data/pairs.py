@@ -56,7 +56,7 @@ def mine_pairs(
 
 def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tuple[R, R]]:
     """(better, worse) of tuples that begin with a reward: the `most` pairs that differ most, and by more than
-    `margin`, the widest first.
+    `margin` and the rounding of means, the widest first.
 
     They are among the `most` best and the `most` worst, so that a context with thousands of replies ("hi")
     does not make millions of pairs.
@@ -65,8 +65,13 @@ def widest_pairs(replies: Sequence[R], *, margin: float, most: int) -> list[tupl
         order = sorted(replies, key=lambda reply: -reply[0])
         replies = order[:most] + order[-most:]
     pairs = ((one, other) if one[0] >= other[0] else (other, one) for one, other in combinations(replies, 2))
-    wide_pairs = [pair for pair in pairs if pair[0][0] - pair[1][0] > margin]
+    wide_pairs = [pair for pair in pairs if pair[0][0] - pair[1][0] > margin + _rounding(pair)]
     return sorted(wide_pairs, key=lambda pair: pair[1][0] - pair[0][0])[:most]
+
+
+def _rounding(pair: tuple[R, R]) -> float:
+    """What float32 may add to the difference of two rewards."""
+    return 2e-7 * max(abs(reply[0]) for reply in pair)
 
 
 def context_keys(dialog: Dialog) -> dict[int, bytes]:

@@ -18,6 +18,7 @@ long way is taken.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import re
@@ -764,17 +765,37 @@ def _texts(
     renderable = [
         [{key: m[key] for key in TEMPLATE_KEYS if key in m} for m in messages] for messages in conversations
     ]
+    if CHAT_TEMPLATE not in tokenizer.chat_template:  # a model's own takes arguments of tools for objects
+        renderable = [[_with_arguments(message) for message in messages] for messages in renderable]
     try:
         return (
             tokenizer.apply_chat_template(renderable, tokenize=False, add_generation_prompt=prompt)
             if renderable
             else []
         )
-    except JinjaError as error:
+    except (JinjaError, TypeError) as error:
         roles = ", ".join(dict.fromkeys(m["role"] for m in conversations[0]))
         raise Refused(
             f"expected a chat template that renders messages of the roles {roles}, got its error: {error}"
         ) from error
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """With what its tools are called with as objects, which logs and OpenAI's API have as JSON in a text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return message | {"tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    given = function.get("arguments") if isinstance(function, dict) else None
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else None
+    except ValueError:
+        return call
+    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 @lru_cache

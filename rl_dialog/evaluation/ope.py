@@ -98,7 +98,7 @@ def known_outcomes(logged: LoggedReplies) -> LoggedReplies:
     is_before = ~rated & np.isin(logged.dialog, logged.dialog[rated])  # (R,) before a rated last reply
     if (rated & ~is_last).any() or not is_before.any():
         return logged
-    filled = np.where(is_before, 0, rewards).astype(np.float32)
+    filled = np.where(is_before, 0, rewards)
     rewards_by_row = np.split(filled, np.cumsum([len(row.rewards) for row in logged.rows])[:-1])
     rows = [
         replace(row, rewards=row_rewards)

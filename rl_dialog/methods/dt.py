@@ -59,7 +59,9 @@ class DT(BC):
         specials = {"additional_special_tokens": [*self._tokens, UNKNOWN]}
         tokenizer.add_special_tokens(specials, replace_extra_special_tokens=False)
         before, behind = _wish(self._tokens[self.want])
-        tokenizer.chat_template = before + _plain(tokenizer.chat_template) + behind
+        template = tokenizer.chat_template
+        template = template["default"] if isinstance(template, dict) else template  # of several by name
+        tokenizer.chat_template = before + _plain(template) + behind
         return tokenizer
 
     def prepare(
@@ -113,7 +115,7 @@ class DT(BC):
             problem = f"every reply has the return {finite[0]:g}" if len(finite) else "no reply has a return"
             raise UserError(f"dt: {problem}{unrated(returns)}: prepare with rewards that differ, or train bc")
         if self.edges:
-            return np.asarray(self.edges)
+            return np.asarray(self.edges, np.float32)  # as returns are
         edges = np.quantile(finite, np.arange(1, self.bins) / self.bins, method="higher")
         second = finite[finite > finite.min()].min()  # the lowest bin is never empty, however often it occurs
         return np.unique(np.maximum(edges, second))

@@ -75,7 +75,7 @@ class KTO(Method):
         if not len(rewards):
             problem = f"{len(all_rewards):,} without a reward: prepare with rewards, or train bc"
             raise UserError(f"kto: expected good and bad replies, got {problem}")
-        threshold = _parting(rewards) if self.threshold is None else self.threshold
+        threshold = _parting(rewards) if self.threshold is None else float(np.float32(self.threshold))
         good = int((rewards > threshold).sum())
         if good in (0, len(rewards)):
             raise UserError(

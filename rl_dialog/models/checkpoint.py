@@ -30,7 +30,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from rl_dialog.config import choice_class, choice_name, from_dict
 from rl_dialog.data.files import write_atomically, write_json
@@ -132,6 +132,7 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
         )
     method = method or stored
     lm = open_causal_lm(directory, what="a policy", expected="a checkpoint directory or a hub name")
+    _speak_plainly(lm)
     shape = describe(directory).get("model") or {}
     policy = Policy(lm, method, from_dict(ModelConfig, shape, where=f"{directory}/rl_dialog.yaml"))
     policy.value_unit = float(describe(directory).get("value_unit", 1.0))
@@ -140,6 +141,14 @@ def load_policy(directory: str | Path, *, method: Method | None = None) -> Polic
     if policy.heads is not None or policy.steering is not None:
         _load_heads(policy, Path(directory) / "heads.safetensors")
     return policy.eval()
+
+
+def _speak_plainly(lm: PreTrainedModel) -> None:
+    """Of a model's own settings for generation only its special tokens stay: a penalty or a temperature that
+    some model comes with would be part of what it says, and of no probability that is measured or learned."""
+    special = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(lm.generation_config, name) for name in special}
+    lm.generation_config = GenerationConfig(**ids, do_sample=True, top_k=0)
 
 
 def speaks_by_values(directory: str | Path) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rl_dialog.errors import UserError
+from rl_dialog.rewards.statistics import ROUNDING
 
 KINDS = ("none", "zscore", "min_max", "rank")
 KNOTS = 1001  # a rank keeps at most so many values
@@ -91,7 +92,7 @@ def read_kinds(entries: Sequence[str], names: Sequence[str]) -> dict[str, str]:
 def fit_moments(kind: str, *, mean: float, std: float, low: float, high: float) -> Normaliser:
     """`zscore` or `min_max` from figures of the training replies that the component applies to. What never
     varies, but for the rounding of sums, becomes 0."""
-    if math.isclose(low, high, rel_tol=1e-13):
+    if math.isclose(low, high, rel_tol=ROUNDING):
         return Normaliser(kind, low, 1.0)
     shift, scale = (mean, std) if kind == "zscore" else (low, high - low)
     return Normaliser(kind, shift, scale or 1.0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+ROUNDING = 1e-13  # of a number: by less differ sums and means of equal ones
 SUM = "sum"  # the weighted sum's name among the columns
 
 
@@ -80,7 +81,7 @@ class Statistics:
         n = self.count[k, k]
         if n == 0:
             return {"mean": None, "std": None, "min": None, "max": None, "coverage": 0.0}
-        varies = not np.isclose(self.low[k], self.high[k], rtol=1e-13, atol=0)
+        varies = not np.isclose(self.low[k], self.high[k], rtol=ROUNDING, atol=0)
         std = np.sqrt(self.square[k, k] / n) if varies else 0.0  # and not the rounding of sums
         mean = self.mean[k, k]
         finer = min(max(int(np.log10(abs(mean) / std)), 0), 4) if mean and std else 0  # a small spread shows
@@ -94,7 +95,9 @@ class Statistics:
 
     def _correlation(self, names: Sequence[str]) -> dict[str, dict[str, float | None]]:
         spread = np.sqrt(self.square * self.square.T)
-        is_defined = (spread > 0) & (self.low < self.high)[:, None] & (self.low < self.high)[None, :]
+        limits = np.where(self.low <= self.high, np.maximum(np.abs(self.low), np.abs(self.high)), 0.0)
+        varies = self.square > self.count * (ROUNDING * limits[:, None]) ** 2  # [i, j]: i, where j applies
+        is_defined = varies & varies.T
         values = np.divide(self.product, spread, out=np.zeros_like(spread), where=is_defined).clip(-1, 1)
         return {
             a: {b: _rounded(values[i, j]) if is_defined[i, j] else None for j, b in enumerate(names)}

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rl_dialog.data.database import UNAVAILABLE, plain_reason
@@ -474,9 +475,9 @@ class Completions:
         return found
 
     def _logprob(self, exchange: Exchange, token: Token) -> dict[str, Any]:
-        tokenizer = exchange.model.tokenizer
-        top = [_text(tokenizer.decode([other])) | {"logprob": logprob} for other, logprob in token.top]
-        return _text(tokenizer.decode([token.id])) | {"logprob": token.logprob, "top_logprobs": top}
+        text = partial(_token_text, exchange.model.tokenizer)
+        top = [text(other) | {"logprob": logprob} for other, logprob in token.top]
+        return text(token.id) | {"logprob": token.logprob, "top_logprobs": top}
 
 
 def _prompt(request: ChatRequest, room: int, model: Served) -> list[int]:
@@ -543,7 +544,10 @@ def _refusal(error: Exception) -> ApiError:
     )
 
 
-def _text(text: str) -> dict[str, Any]:
+def _token_text(tokenizer: Any, token: int) -> dict[str, Any]:
+    """As it stands in a text, behind another token: alone many tokenizers leave its space out."""
+    before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    text = tokenizer.decode([*before, token])[len(tokenizer.decode(before)) :]
     whole = "\ufffd" not in text  # a part of a character has no text of its own
     return {"token": text, "bytes": list(text.encode("utf-8")) if whole else None}
 

@@ -93,6 +93,9 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    name: Text | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=1000, fail_fast=True)] | None = None
+    tool_call_id: Text | None = None
     content: Text | Annotated[list[Part], Field(max_length=1000, fail_fast=True)] | None = None
 
     @field_validator("content", mode="before")
@@ -101,6 +104,13 @@ class Message(BaseModel):
         """Says it in one sentence, where pydantic would name both of the forms that it is not."""
         if content is not None and not isinstance(content, str | list):
             raise UserError("expected a text or a list of parts")
+        if isinstance(content, list):  # an assistant's refusal is what it said
+            content = [
+                {"type": "text", "text": part.get("refusal")}
+                if isinstance(part, dict) and part.get("type") == "refusal"
+                else part
+                for part in content
+            ]
         kinds = [part.get("type") if isinstance(part, dict) else part for part in content or () if part]
         other = next((kind for kind in kinds if kind != "text"), None) if isinstance(content, list) else None
         if other is not None:
@@ -111,14 +121,16 @@ class Message(BaseModel):
         return content
 
     @property
-    def plain(self) -> dict[str, str]:
-        """The message as a Dialog holds it."""
+    def plain(self) -> dict[str, Any]:
+        """The message as a Dialog holds it, with the tools that it calls, or answers for."""
         content = (
             self.content
             if isinstance(self.content, str)
             else "".join(part.text for part in self.content or ())
         )
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        role = "system" if self.role == "developer" else self.role
+        tools = {name: getattr(self, name) for name in ("name", "tool_calls", "tool_call_id")}
+        return {"role": role, "content": content} | {name: told for name, told in tools.items() if told}
 
 
 class StreamOptions(BaseModel):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -117,7 +118,7 @@ def _observation(
     terminated: bool = False,
     truncated: bool = False,
 ) -> dict[str, Any]:
-    told = {"terminated": terminated, "truncated": truncated, "info": dict(info)}
+    told = {"terminated": terminated, "truncated": truncated, "info": _plain(info)}
     failed = failure_of(info)
     by_role = {role: None if one is None else float(one) for role, one in rewards.items()}
     told |= {"rewards": by_role} if rewards else {}
@@ -256,8 +257,17 @@ def _answered(session: Session, text: str) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value of a world's info: NumPy's numbers are numbers too."""
-    return value.item() if isinstance(value, np.generic) else str(value)
+    """What JSON has for a value of a world's info: NumPy's numbers are numbers too, and what it has no number
+    for is null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, bool | int | str | None) else str(value)
 
 
 def _parsed(text: str) -> dict[str, Any]:

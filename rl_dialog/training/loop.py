@@ -225,7 +225,8 @@ class Trainer:
         train_rows, eval_rows = single(train_rows), single(eval_rows)
         if policy.heads is not None or method.heads.lm_target:
             spread, level = spread_of_returns(train_rows)
-            warn_of_outliers(train_rows)
+            if not config.value_unit:
+                warn_of_outliers(train_rows)
             policy.value_unit = config.value_unit or spread
             # What a conversation earns is a sum over its replies: their advantages spread about a root of
             # their number less, so more of that is needed to lean on them as far.

@@ -129,8 +129,10 @@ def test_a_dialog_that_the_template_refuses_is_left_out(tmp_path, tokenizer):
     [row] = ShardWriter(*given)(pa.table({"plan": [plan]})).to_pylist()
     shard = Shard(**json.loads(row["summary"]))
     assert pq.read_table(tmp_path / "train-00000.parquet").column("id").to_pylist() == ["d0", "d2"]
-    assert [(item["where"], item["excerpt"]) for item in shard.late] == [("dialog 'd1'", "question 1")]
-    assert "got its error: roles must alternate" in shard.late[0]["reason"]
+    assert [(item["bad"]["where"], item["replies"], item["turns"]) for item in shard.late] == [
+        ("dialog 'd1'", 2, 3)
+    ]
+    assert "got its error: roles must alternate" in shard.late[0]["bad"]["reason"]
 
 
 def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenizer, monkeypatch):
@@ -161,7 +163,7 @@ def test_a_dialog_that_takes_too_long_to_tokenise_is_left_out(tmp_path, tokenize
     ).to_pylist()
     shard = Shard(**json.loads(row["summary"]))
     assert pq.read_table(tmp_path / "train-00000.parquet").column("id").to_pylist() == ["d0", "d2#3"]
-    assert shard.dialogs == 2 and [(item["source"], item["where"]) for item in shard.late] == [
+    assert shard.dialogs == 2 and [(item["bad"]["source"], item["bad"]["where"]) for item in shard.late] == [
         ("chats", "dialog 'd1#2'")
     ]
-    assert "tokenised within 600 s" in shard.late[0]["reason"]
+    assert "tokenised within 600 s" in shard.late[0]["bad"]["reason"]

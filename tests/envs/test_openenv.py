@@ -56,7 +56,7 @@ class Fragile:
             raise KeyError("broken")
         failed = {"failed": "a wheel came off"} if reply == "fail" else {}
         reward = {"unknown": None, "nan": float("nan")}.get(reply, 0.1)
-        odd = {(1, 2): 3} if reply == "odd" else {}
+        odd = {(1, 2): np.arange(2), "far": float("inf")} if reply == "odd" else {}
         info = {"said": np.int64(len(reply)), **failed, **odd}
         return list(self.messages), reward, False, bool(failed), info
 
@@ -221,10 +221,12 @@ def test_the_four_ends_stay_apart(fragile):
 
 def test_what_cannot_be_said_in_json_is_an_error_and_the_session_goes_on(fragile):
     with connect(f"{fragile}/ws", proxy=None) as place:
-        for odd in ("odd", "nan"):
-            assert ask(place, {"type": "reset"})["type"] == "observation"
-            told = ask(place, {"type": "step", "data": {"message": odd}})
-            assert told["type"] == "error" and told["data"]["code"] == "EXECUTION_ERROR"
+        assert ask(place, {"type": "reset"})["type"] == "observation"
+        told = ask(place, {"type": "step", "data": {"message": "nan"}})
+        assert told["type"] == "error" and told["data"]["code"] == "EXECUTION_ERROR"
+        assert ask(place, {"type": "reset"})["type"] == "observation"
+        told = ask(place, {"type": "step", "data": {"message": "odd"}})["data"]
+        assert told["metadata"]["info"] == {"said": 3, "(1, 2)": [0, 1], "far": None}
 
 
 def test_a_world_that_cannot_be_made_is_told():
@@ -454,17 +456,19 @@ def test_a_conversation_that_is_not_the_one_so_far_is_added_as_words(odd_server)
 def test_anothers_reward_may_come_at_the_end(odd_server, monkeypatch, metadata):
     """Ours says with every observation whether it ended; there no reward is an unscored episode."""
 
-    def end_of(last_reward, **more):
-        said = [observation(None, **more), observation(None, **more), observation(last_reward, True, **more)]
+    def end_of(last_reward, metadata):
+        last = metadata | ({"terminated": True} if OURS.keys() <= metadata.keys() else {})
+        said = [observation(None, metadata=metadata)] * 2 + [observation(last_reward, True, metadata=last)]
         answers = iter(json.loads(each)["data"] for each in said)
         monkeypatch.setattr(odd_server, "_ask", lambda message: next(answers))
         played = play(odd_server, lambda messages: "hi", seed=1)
         return played.end, played.returns["assistant"]
 
-    assert end_of(1.0, metadata=metadata) == ("terminated", 1.0)
-    assert end_of(None, metadata=metadata) == ("unscored", None)
-    assert end_of(None, metadata=metadata | {"truncated": True})[1] is None
-    assert end_of(1.0, metadata=OURS) == ("unscored", None)
+    assert end_of(1.0, metadata) == ("terminated", 1.0)
+    assert end_of(None, metadata) == ("unscored", None)
+    assert end_of(None, metadata | {"truncated": True})[1] is None
+    assert end_of(1.0, OURS) == ("unscored", None)
+    assert end_of(None, OURS | {"truncated": True})[0] == "unscored"
 
 
 def test_of_anothers_metadata_nothing_is_taken_for_ours(odd_server, monkeypatch):

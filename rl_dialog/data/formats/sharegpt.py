@@ -63,7 +63,7 @@ def _dialogs(log: LogFile, record: Record) -> list[Dialog]:
             fields["meta"]["system"] = prompt
         else:
             messages = [{"role": "system", "content": prompt}, *messages]
-    if {"chosen", "rejected"} <= row.keys():
+    if row.get("chosen") is not None and "rejected" in row:  # tables have empty columns
         replies = (_messages([row[name]], f"{where}, {name}") for name in ("chosen", "rejected"))
         return preference_pair(fields, messages, *replies)
     if (good := row.get("kto_tag")) is not None:
