@@ -30,6 +30,13 @@ def test_rows_in_every_container(tmp_path, container):
     assert [dialog.id for dialog in dialogs] == ["x_0", "rows:2"] and dialogs[0].source == "rows"
 
 
+@pytest.mark.parametrize("container", ["jsonl", "parquet"])
+def test_empty_columns_of_a_preference_are_no_preference(tmp_path, container):
+    row = {"id": "x", **BARE, "chosen": None, "rejected": None, "kto_tag": None}
+    dialogs, bads = read(stored(tmp_path, [row], container))
+    assert not bads and [dialog.messages for dialog in dialogs] == [[USER, REPLY]]
+
+
 def test_columns_of_turns_are_turns(tmp_path):
     row = {"id": "x", "conversations": {"from": ["human", "gpt"], "value": ["hi", "hello"]}}
     dialogs, bads = read(stored(tmp_path, [row], "parquet"))

@@ -23,6 +23,7 @@ from rl_dialog.data.tokenize import (
     END,
     PAD,
     ROLE_TOKENS,
+    Refused,
     Row,
     TemplateError,
     cut_replies,
@@ -359,6 +360,24 @@ def test_a_reply_without_any_token_is_refused():
     for turns in ([user("hi"), reply("")], [reply(" "), user("hi")]):
         with pytest.raises(TemplateError, match=r"message \d: .* that ends every reply"):
             tokenize(dialog(*turns), endless)
+
+
+def test_a_models_own_template_gets_what_tools_are_called_with_as_an_object():
+    """Logs have it as JSON in a text, and so has OpenAI's API; templates of hubs go through its items."""
+    template = (
+        "{% for m in messages %}{% for call in m['tool_calls'] or [] %}{% for name, value in "
+        "call['function']['arguments'] | items %}{{ name }}: {{ value }};{% endfor %}{% endfor %}"
+        "{{ m['content'] or '' }}<|end|>{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome", "days": 2}'}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    made = with_template(template)
+    [row] = tokenize(Dialog("d", [{"role": "user", "content": "hello"}, called]), made)
+    assert made.decode(row.input_ids) == "hello<|end|>city: Rome;days: 2;<|end|>"
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome", "days": 2}'
+    call["function"]["arguments"] = "Rome"
+    with pytest.raises(Refused, match="got its error: Can only get item pairs from a mapping"):
+        tokenize(Dialog("d", [{"role": "user", "content": "hello"}, called]), made)
 
 
 def test_a_template_that_refuses_the_roles_is_named():

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,24 @@ from rl_dialog.methods.method import Outputs
 from rl_dialog.methods.scores import Dense
 
 LOG_2 = math.log(2)
+
+
+def test_replies_that_differ_by_rounding_are_no_pair(make_row):
+    """Means of .1 and .3, and .2, in float32; and .6 is above .1 by no more than a half."""
+
+    def rows(*said):
+        return [make_row([9, token], [(1, 1, np.float32(reward))]) for token, reward in said]
+
+    level = rows((1, 0.1), (1, 0.3), (2, 0.2))
+    with pytest.raises(UserError, match="two different replies of different reward"):
+        mined(DPO(by="reply"), level)
+    found, _ = mined(
+        DPO(by="reply", margin=0.5),
+        [*rows((1, 0.6), (2, 0.1)), make_row([8, 1], [(1, 1, 1.0)]), make_row([8, 2], [(1, 1, 0.0)])],
+    )
+    assert len(found) == 1
+    high, _ = mined(DPO(by="reply"), rows((1, 1e6), (2, 1e6 + 1)))
+    assert len(high) == 1
 
 
 def mined(method, rows, validation=()):

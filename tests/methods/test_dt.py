@@ -189,6 +189,21 @@ def test_what_is_refused(told, tokenizer):
         told(DT(want=2))
 
 
+@pytest.mark.parametrize("edge", [0.1, 0.6, 0.7, 0.9])
+def test_a_return_on_an_edge_that_float32_rounds_is_inside_the_upper_bin(told, make_row, edge):
+    method = DT(edges=(edge,), by="reply")
+    made = told(method)
+    rows, _ = method.prepare([make_row([9, 5], [(1, 1, r)]) for r in (0.0, edge, 1.0)], [], made)
+    assert [made.decode(row.input_ids[1]) for row in rows] == ["<|return:0|>", *["<|return:1|>"] * 2]
+
+
+def test_of_several_templates_the_default_one_wishes(told, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "several")
+    several = load_tokenizer(tmp_path / "several")
+    several.chat_template = {"default": several.chat_template, "tool_use": "tools"}
+    assert DT().extend_tokenizer(several).chat_template == told(DT()).chat_template
+
+
 def test_given_edges_are_the_lower_ends_of_bins(told, make_row):
     """Returns 1 to 10, good from 8 on: a return on the edge is inside the upper bin."""
     method = DT(edges=(8.0,), by="reply")

@@ -82,6 +82,14 @@ def test_one_outlier_does_not_decide_what_is_good(make_row):
         assert labels([0] * 49 + [1]) == [-1.0] * 49 + [1.0]
 
 
+@pytest.mark.parametrize("threshold", [0.1, 0.4, 0.7])
+def test_a_reward_that_is_the_threshold_is_not_above_it(make_row, threshold):
+    """Float32 lies above .1 and .4, below .7."""
+    rows = [make_row([9, 1], [(1, 1, reward)]) for reward in (threshold, 1.0, 0.0)]
+    train, _ = prepared(KTO(by="reply", threshold=threshold), rows)
+    assert [label for _, _, label, _ in train] == [-1.0, 1.0, -1.0]
+
+
 def test_validation_is_judged_by_the_training_split_s_mean(make_row):
     train = [make_row([9, 1], [(1, 1, 0.0)]), make_row([9, 2], [(1, 1, 10.0)])]
     _, found = prepared(KTO(), train, [make_row([9, 3], [(1, 1, 6.0)]), make_row([9, 4], [(1, 1, 7.0)])])

@@ -189,6 +189,17 @@ def test_adapters_come_back_merged(make_policy, tmp_path, family, method, heads,
     )
 
 
+def test_a_models_own_settings_for_generation_stay_out(make_policy, tokenizer, tmp_path):
+    """A penalty would be part of what it says, and of no probability that is measured or learned."""
+    lm = make_policy(BC()).lm
+    lm.generation_config.repetition_penalty, lm.generation_config.temperature = 5.0, 0.3
+    lm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    found = load_policy(tmp_path).generation_config
+    assert found.repetition_penalty in (None, 1.0) and found.temperature in (None, 1.0) and found.do_sample
+    assert found.eos_token_id == lm.generation_config.eos_token_id
+
+
 @pytest.mark.parametrize("peft", [False, True], ids=["whole", "lora"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_tied_weights_are_written_once(make_policy, tmp_path, family, peft):

@@ -75,6 +75,20 @@ def test_a_small_spread_far_from_zero_is_shown():
     assert [z(value) for value in table[:2, 0]] == pytest.approx([math.sqrt(3), -1 / math.sqrt(3)])
 
 
+def test_what_never_varies_correlates_with_nothing_whatever_rounding_says():
+    """A component of .1 beside one that varies, in chunks whose means of it differ in their last bit."""
+    chance = np.random.default_rng(0)
+    parts = []
+    for n in (333, 1000, 1000, 300):
+        other = chance.normal(len(parts), 1, n)
+        parts.append(Statistics.of(np.stack([np.full(n, 0.1), other, 0.1 + other], 1)))
+    whole = parts[0]
+    for part in [*parts[1:], Statistics.of(np.array([[0.9, NAN, 0.9]]))]:
+        whole = whole.merge(part)
+    found = whole.summary({"a": 1.0, "b": 1.0})["correlation"]
+    assert found["a"]["b"] is None is found["b"]["a"] and found["b"]["sum"] == pytest.approx(1)
+
+
 def test_merging_parts_equals_the_whole_also_far_from_zero_and_after_json():
     table = np.random.default_rng(1).normal(1e6, 1.0, (500, 4))
     table[np.random.default_rng(2).random(table.shape) < 0.3] = NAN
