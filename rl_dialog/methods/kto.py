@@ -102,7 +102,9 @@ class KTO(Method):
     def loss(self, out: Outputs, batch: Batch) -> Loss:
         metrics: dict[str, Tensor] = {}
         rewards = torch.zeros(len(batch.input_ids), device=batch.rewards.device).index_add(
-            0, batch.rows, batch.rewards
+            0,
+            batch.rows,
+            batch.rewards * batch.turn_end,  # once, also where each token has its reply's
         )
         label, weight = rewards[0::2], rewards[1::2]
         good, z = label > 0, (batch.measured[0] / batch.measured[1]).clamp(min=0)

@@ -212,6 +212,18 @@ def test_the_loss_by_hand(batch, strangers, z):
     assert method.terms(batch(strangers)) == 2
 
 
+def test_a_reply_weighs_the_same_where_each_token_has_its_reward(make_row):
+    rows = [make_row([9, 0, 1, 0], [(1, 3, label)]) for label in (1.0, 2.0, -1.0, 0.5)]
+
+    def total(spread):
+        made = collate(rows, spread=spread, prior_logp=[[-0.5] * 3] * 4)
+        outputs = Outputs(Dense(torch.zeros(12, 2)))
+        made = dataclasses.replace(made, measured=KTO().measure(outputs, made))
+        return KTO().loss(outputs, made).total.item()
+
+    assert total("every_token") == total("reply_end") != 0
+
+
 def test_the_gradient_raises_the_good_and_lowers_the_bad_and_leaves_strangers_alone(batch):
     """d(1 - sigmoid(x))/dg is -beta sigmoid (1 - sigmoid) for a good reply, which is cloned too, and the
     same, positive, for a bad one; z has no gradient."""
