@@ -121,7 +121,7 @@ def test_a_batch_has_the_places_of_all_rows(tokenizer):
 
 
 def test_tokens_before_replies_move_the_places():
-    """dt writes a token in front of every reply."""
+    """dt writes a token in front of every reply, one, also where the data was rendered with its wish."""
     from tests.training.test_loop import make_tokenizer
 
     method = DT(bins=2)
@@ -129,9 +129,11 @@ def test_tokens_before_replies_move_the_places():
     dialog = talk("yes", "no", "what", "good bad")
     for i, reward in ((1, 2.0), (3, 1.0)):
         dialog.messages[i]["reward"] = reward
-    rows = tokenize(dialog, tokenizer, taught=numbered(dialog))
+    rows = tokenize(dialog, make_tokenizer(), taught=numbered(dialog))
     assert rows[0].taught is not None
-    [moved], _ = method.prepare(rows, [], tokenizer)
+    [moved], [again] = method.prepare(rows, tokenize(dialog, tokenizer, taught=numbered(dialog)), tokenizer)
+    np.testing.assert_array_equal(again.input_ids, moved.input_ids)
+    np.testing.assert_array_equal(again.taught.places, moved.taught.places)
     assert len(moved.input_ids) > len(rows[0].input_ids)
     assert (moved.input_ids[moved.taught.places] == tokenizer.eos_token_id).all()
     assert (moved.taught.places >= rows[0].taught.places).all()
