@@ -419,7 +419,7 @@ def test_an_outcome_is_all_that_a_dialog_earned(make_row):
     logs = LoggedReplies(rows, np.array([0, 0, 0, 1, 1, 2]), 3)
     found = known_outcomes(logs)
     np.testing.assert_array_equal(np.concatenate([row.rewards for row in found.rows]), [0, 0, 8, NAN, NAN, 3])
-    assert found.rows[0].rewards.dtype == np.float32 and np.isnan(rows[0].rewards).all()
+    assert found.rows[0].rewards.dtype == np.float64 and np.isnan(rows[0].rewards).all()
     np.testing.assert_array_equal(logged_returns(found, np.ones(6), UNDISCOUNTED), [8, NAN, 3])
     assert known_outcomes(found) is found
 
